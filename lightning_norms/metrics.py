@@ -1,0 +1,80 @@
+"""Every logged number once: its key, its unit and what it means; and the one metric that has state.
+
+A key that holds ``{}`` is filled in with :meth:`Key.of`, for instance ``GRAD_NORM.of("block_00")``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+@dataclass(frozen=True)
+class Key:
+    """One logged series: ``name`` as a logger sees it, its ``unit``, and its ``meaning`` in a sentence.
+
+    Example:
+        >>> GRAD_NORM.of("total")
+        'grad_norm/total'
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+    def of(self, part: str) -> str:
+        """The name with its ``{}`` filled in by ``part``."""
+        return self.name.format(part)
+
+
+TRAIN_LOSS = Key("train/loss", "nats/token", "mean cross-entropy of the training batch")
+TOKENS_PER_SECOND = Key("train/tokens_per_second", "tokens/s", "training tokens of all ranks per second of wall time")
+VAL_LOSS = Key("val/{}/loss", "nats/token", "cross-entropy over every scored token of a validation set")
+VAL_PERPLEXITY = Key("val/{}/perplexity", "1", "exp of the validation loss in nats per token")
+VAL_BITS_PER_BYTE = Key("val/{}/bits_per_byte", "bits/byte", "sum of nats / (ln 2 x UTF-8 bytes scored)")
+EFFECTIVE_LEARNING_RATE = Key(
+    "learning_rate/effective/{}", "1", "what the optimizer used: scheduler's learning rate x all factors, by group"
+)
+GRAD_NORM = Key("grad_norm/{}", "1", "L2 norm of the gradient, float32, unscaled, before clipping, by depth")
+STREAM_RMS = Key("stream_rms/{}", "1", "root mean square of the residual stream after a block")
+UPDATE_RATIO = Key("update_ratio/{}", "1", "L2 norm of the step's weight change / L2 norm of the weights, by depth")
+
+KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))
+
+
+class BitsPerByte(Metric):
+    r"""Bits per byte of text: comparable over vocabularies and tokenizers.
+
+    .. math:: \text{bits per byte} = \frac{\sum \text{nats}}{\ln 2 \cdot \sum \text{UTF-8 bytes scored}}
+
+    Sums are kept in float64, so the result does not depend on how the text was batched.
+
+    Example:
+        >>> metric = BitsPerByte()
+        >>> metric.update(torch.tensor(2.0), torch.tensor(3))  # 1 nat a character on "aé": 2 characters, 3 bytes
+        >>> round(metric.compute().item(), 5)
+        0.9618
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    nats: Tensor
+    text_bytes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("text_bytes", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, nats: Tensor, text_bytes: Tensor) -> None:
+        """Add one batch: ``nats`` the summed negative log-likelihood, ``text_bytes`` the UTF-8 bytes it was for."""
+        self.nats += nats.to(self.nats)
+        self.text_bytes += text_bytes.to(self.text_bytes)
+
+    def compute(self) -> Tensor:
+        """Bits per byte of everything seen since the last reset."""
+        return self.nats / (math.log(2) * self.text_bytes)

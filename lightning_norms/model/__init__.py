@@ -1,0 +1,1 @@
+"""The decoder: torch only, never Lightning. Every published norm placement is one word of its configuration."""

@@ -1,0 +1,101 @@
+"""The feed-forward sublayers: GELU and SwiGLU, each with the same number of parameters at one ``ff_multiplier``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_norms.model.residual import Inner, Site
+
+
+@dataclass(frozen=True)
+class FeedForward(ABC):
+    """A recipe: says how wide the hidden layer is, and builds the module for a site."""
+
+    def hidden_width(self, full_width: int) -> int:
+        """Features between the two layers; ``full_width`` is ``d_model * ff_multiplier``."""
+        return full_width
+
+    @abstractmethod
+    def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
+        """A module ``[..., width]`` to ``[..., width]`` with attributes ``writer`` and ``value_path``."""
+
+
+@dataclass(frozen=True)
+class GELU(FeedForward):
+    """``writer(gelu(up(x)))``.
+
+    Args:
+        approximate: "none" is exact; "tanh" is what GPT and GPT-2 use.
+
+    Source: Hendrycks, Gimpel 2016, arXiv:1606.08415.
+    """
+
+    approximate: Literal["none", "tanh"] = "none"
+
+    def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
+        """The two-layer module."""
+        return GELUFeedForward(site, inner, bias, dropout, self.approximate)
+
+
+@dataclass(frozen=True)
+class SwiGLU(FeedForward):
+    """``writer(silu(gate(x)) * up(x))``; three matrices of 2/3 the width, so that parameter counts match GELU's.
+
+    Source: Shazeer 2020, arXiv:2002.05202; the 2/3 is from its section 2.
+    """
+
+    def hidden_width(self, full_width: int) -> int:
+        """2/3 of the full width, to the nearest multiple of 8 (but at least 8)."""
+        return max(8, 8 * round(full_width * 2 / 3 / 8))
+
+    def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
+        """The gated module."""
+        return SwiGLUFeedForward(site, inner, bias, dropout)
+
+
+class GELUFeedForward(nn.Module):
+    """``up`` - gelu - norm slot - ``writer`` - dropout."""
+
+    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, approximate: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(site.width, site.inner_width, bias=bias)
+        self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
+        self.writer_norm = inner.writer
+        self.dropout, self.approximate = dropout, approximate
+
+    @property
+    def value_path(self) -> tuple[nn.Linear, ...]:
+        """DeepNorm's fc1 and fc2."""
+        return (self.up, self.writer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., width]`` to ``[..., width]``."""
+        hidden = F.gelu(self.up(x), approximate=self.approximate)
+        return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)
+
+
+class SwiGLUFeedForward(nn.Module):
+    """``silu(gate) * up`` - norm slot - ``writer`` - dropout."""
+
+    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(site.width, site.inner_width, bias=bias)
+        self.up = nn.Linear(site.width, site.inner_width, bias=bias)
+        self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
+        self.writer_norm = inner.writer
+        self.dropout = dropout
+
+    @property
+    def value_path(self) -> tuple[nn.Linear, ...]:
+        """All three: GLM-130B (arXiv:2210.02414), the large DeepNorm model with a gate, scales its whole feed-forward."""
+        return (self.gate, self.up, self.writer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., width]`` to ``[..., width]``."""
+        hidden = F.silu(self.gate(x)) * self.up(x)
+        return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)

@@ -1,0 +1,142 @@
+r"""How every tensor starts, in one table. All matrices are normal with mean 0 and this standard deviation:
+
+====================  =============  ==================  ====================================
+tensor                Normal(std)    GPT2(std)           Xavier(embedding_std)
+====================  =============  ==================  ====================================
+embedding, positions  std            std                 embedding_std
+block matrix          std            std                 sqrt(2 / (fan_in + fan_out))
+block writer          std            std / sqrt(2L)      sqrt(2 / (fan_in + fan_out))
+head, if not tied     std            std                 width^(-1/2)
+====================  =============  ==================  ====================================
+
+Value-path matrices (values, writers, up and gate) are then multiplied by ``placement.gain(site)``: 1 for most,
+DeepNorm's beta. Biases start at 0, norms at gain 1 and bias 0. ``tests/model/test_initialization.py`` holds the code to
+this table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lightning_norms.model.placements import Placement
+from lightning_norms.model.residual import Site
+
+
+@dataclass(frozen=True)
+class Initialization(ABC):
+    """A column of the table: the standard deviation of each kind of matrix."""
+
+    @abstractmethod
+    def embedding(self) -> float:
+        """Of token and position embeddings."""
+
+    @abstractmethod
+    def head(self, width: int) -> float:
+        """Of a head that is not tied to the embedding."""
+
+    @abstractmethod
+    def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
+        """Of a block's matrix; ``writes``: into the residual stream of ``layers`` blocks."""
+
+
+@dataclass(frozen=True)
+class Normal(Initialization):
+    """One standard deviation for every matrix: GPT's and BERT's 0.02.
+
+    Args:
+        std: standard deviation of every matrix.
+
+    Source: Radford et al. 2018 (GPT), code.
+    """
+
+    std: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_std("std", self.std)
+
+    def embedding(self) -> float:
+        """``std``."""
+        return self.std
+
+    def head(self, width: int) -> float:
+        """``std``."""
+        return self.std
+
+    def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
+        """``std``."""
+        return self.std
+
+
+@dataclass(frozen=True)
+class GPT2(Normal):
+    """As :class:`Normal`, and matrices that write into the residual stream are smaller by sqrt(2L).
+
+    Source: Radford et al. 2019, section 2.3, where N is the number of residual layers, 2L; OpenAI's released code does
+    not do it, Hugging Face's does.
+    """
+
+    def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
+        """``std / sqrt(2L)`` for writers."""
+        return self.std / (2 * layers) ** 0.5 if writes else self.std
+
+
+@dataclass(frozen=True)
+class Xavier(Initialization):
+    """Variance that keeps the size of activations and gradients: the base that DeepNorm's constants are made for.
+
+    Args:
+        embedding_std: standard deviation of embeddings (and of a head that is tied to them).
+
+    Source: Glorot, Bengio 2010 (normal flavour, gain 1); Wang et al. 2022, arXiv:2203.00555.
+    """
+
+    embedding_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_std("embedding_std", self.embedding_std)
+
+    def embedding(self) -> float:
+        """``embedding_std``."""
+        return self.embedding_std
+
+    def head(self, width: int) -> float:
+        """``width^(-1/2)``: logits of variance 1 on a normalised stream."""
+        return float(width**-0.5)
+
+    def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
+        """``sqrt(2 / (fan_in + fan_out))``."""
+        return float((2 / (fan_in + fan_out)) ** 0.5)
+
+
+@torch.no_grad()
+def initialize_sublayer(sublayer: nn.Module, site: Site, recipe: Initialization, placement: Placement) -> None:
+    """Fill a sublayer's matrices by the table: draws do not depend on the placement, its gain is multiplied on after.
+
+    Args:
+        sublayer: with attributes ``writer`` (a matrix) and ``value_path`` (matrices).
+        site: where it stands.
+        recipe: the column of the table.
+        placement: asked for its ``gain``.
+    """
+    for matrix in _matrices(sublayer):
+        fan_out, fan_in = matrix.weight.shape
+        std = recipe.matrix(fan_in, fan_out, matrix is sublayer.writer, site.layers)
+        nn.init.normal_(matrix.weight, std=std)
+        if any(matrix is member for member in sublayer.value_path):  # type: ignore[union-attr]
+            matrix.weight.mul_(placement.gain(site))
+        if matrix.bias is not None:
+            nn.init.zeros_(matrix.bias)
+
+
+def _matrices(module: nn.Module) -> Iterable[nn.Linear]:
+    return (child for child in module.modules() if isinstance(child, nn.Linear))
+
+
+def _check_std(name: str, std: float) -> None:
+    if not 0 <= std < float("inf"):
+        raise ValueError(f"{name} is {std!r}, but a standard deviation is a finite number >= 0, for instance 0.02.")
