@@ -6,7 +6,7 @@ party's placement comes back under its own name.
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -32,7 +32,7 @@ def from_plain(data: Any) -> Any:
     """The dataclasses that :func:`to_plain` described.
 
     Raises:
-        ValueError: if a class cannot be found; the message names it.
+        ValueError: if a class is not imported, or is no dataclass; the message names it.
 
     Example:
         >>> from_plain({"class_path": "lightning_norms.model.norms.RMSNorm", "init_args": {"eps": 1e-5}})
@@ -47,11 +47,9 @@ def from_plain(data: Any) -> Any:
 
 
 def _find(class_path: str) -> type:
+    # Looked up among what is imported already, so that reading a checkpoint never imports (and so runs) new code.
     module, _, name = class_path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"class {class_path!r} cannot be imported: install or import the package it is from.") from error
+    found = getattr(sys.modules.get(module), name, None)
     if not (isinstance(found, type) and is_dataclass(found)):
-        raise ValueError(f"class {class_path!r} is not a dataclass, so it is no recipe of lightning_norms.")
+        raise ValueError(f"no recipe {class_path!r} is known here: import the module that defines it first.")
     return found

@@ -89,7 +89,9 @@ class DecoderConfig:
 
 
 class Block(nn.Module):
-    """Two sublayers, each in its residual::
+    """Two sublayers, each in its residual.
+
+    ::
 
         x -- attention_residual( attention ) -- feed_forward_residual( feed_forward ) -- y
 

@@ -92,7 +92,7 @@ class SwiGLUFeedForward(nn.Module):
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
-        """All three: GLM-130B (arXiv:2210.02414), the large DeepNorm model with a gate, scales its whole feed-forward."""
+        """All three: GLM-130B (arXiv:2210.02414), a DeepNorm model with a gate, scales its whole feed-forward."""
         return (self.gate, self.up, self.writer)
 
     def forward(self, x: Tensor) -> Tensor:

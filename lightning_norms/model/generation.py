@@ -80,8 +80,12 @@ class Sampling:
             return logits
         ordered, tokens = logits.sort(dim=-1, descending=True)
         probability = ordered.softmax(dim=-1)
-        before = probability.cumsum(dim=-1) - probability  # of the tokens that are more likely: the first is always kept
-        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, ordered.masked_fill(before >= self.top_p, -torch.inf))
+        before = (
+            probability.cumsum(dim=-1) - probability
+        )  # of the tokens that are more likely: the first is always kept
+        return torch.full_like(logits, -torch.inf).scatter(
+            -1, tokens, ordered.masked_fill(before >= self.top_p, -torch.inf)
+        )
 
 
 @torch.no_grad()

@@ -1,4 +1,6 @@
-r"""How every tensor starts, in one table. All matrices are normal with mean 0 and this standard deviation:
+r"""How every tensor starts, in one table.
+
+All matrices are normal with mean 0 and this standard deviation:
 
 ====================  =============  ==================  ====================================
 tensor                Normal(std)    GPT2(std)           Xavier(embedding_std)

@@ -88,7 +88,7 @@ class RMSNorm(Norm):
 
 
 class _RMSNormModule(nn.RMSNorm):
-    """torch's RMSNorm leaves its fused kernel, with a warning, when autocast hands it bfloat16 and the gain is float32."""
+    """torch's RMSNorm leaves its fused kernel, with a warning, for bfloat16 from autocast and a float32 gain."""
 
     def forward(self, x: Tensor) -> Tensor:
         gain = None if self.weight is None else self.weight.to(x.dtype)

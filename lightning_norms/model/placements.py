@@ -98,11 +98,13 @@ class PostNorm(Placement):
 
 @dataclass(frozen=True)
 class DeepNorm(Placement):
-    """``N(alpha x + f(x))`` with the value path's weights times beta at the start; for L decoder blocks::
+    """``N(alpha x + f(x))`` with the value path's weights times beta at the start.
+
+    For L decoder blocks::
 
         alpha = (2L)^(1/4)        beta = (8L)^(-1/4)
 
-    Bounds the size of the first updates whatever the depth: post-norm that trains cold, to 1,000 layers.
+    Bounds the size of the first updates whatever the depth: post-norm that trains cold (to 1,000 layers in the paper).
 
     Args:
         alpha: constant on the stream; None for the paper's.

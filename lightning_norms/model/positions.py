@@ -86,7 +86,9 @@ class Rotary(Positions):
     def __call__(self, context_length: int, width: int, head_width: int) -> PositionModule:
         """Fixed tables of cosines and sines ``[context_length, head_width]``."""
         if head_width % 2:
-            raise ValueError(f"Rotary positions turn pairs of features, but a head has {head_width} (d_model / n_heads).")
+            raise ValueError(
+                f"Rotary positions turn pairs of features, but a head has {head_width} (d_model / n_heads)."
+            )
         return RotaryPositions(_angles(context_length, head_width, self.base, self.scale))
 
 

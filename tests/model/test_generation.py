@@ -83,7 +83,8 @@ def test_temperature_sharpens():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("temperature", -1.0), ("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5)]
+    ("key", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5)],
 )
 def test_senseless_sampling_is_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is"):

@@ -68,7 +68,9 @@ def random_stack(placement, layers=4, width=8):
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(2 * layers, width, width, generator=generator, dtype=torch.float64)
     norm = LayerNorm(eps=0.0)
-    sites = [Site(kind, width, layer, layers) for layer in range(1, layers + 1) for kind in ("attention", "feed_forward")]
+    sites = [
+        Site(kind, width, layer, layers) for layer in range(1, layers + 1) for kind in ("attention", "feed_forward")
+    ]
 
     def run(x, scale=1.0):
         for weight, site in zip(weights, sites, strict=True):

@@ -1,0 +1,296 @@
+"""Watch every depth of a network while it trains: gradient norm, residual stream, update ratio."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from lightning_norms.depth import DepthMap
+from lightning_norms.depth_history import DepthHistory
+from lightning_norms.measure import GroupNorms, StreamMeter, sharding_group, total_norm, update_ratio
+from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO
+
+PICTURE = "grad_norm_by_depth.png"
+TITLE = "Gradient norm by depth (L2, before clipping)"
+
+
+@dataclass
+class _Step:
+    """Device-side measurements of one optimizer step, before they are copied to the host."""
+
+    norms: GroupNorms
+    prefix: str
+    count: int
+    gradients: Tensor
+    before: list[Tensor] | None
+    ratios: Tensor | None = None
+
+    def finish(self) -> None:
+        """After the step: size of the change against the weights before it, by group and in total."""
+        if self.before is None:
+            return
+        weights = self.norms.of(self.before)
+        torch._foreach_sub_(self.before, [parameter.detach() for parameter in self.norms.parameters])
+        changes = self.norms.of(self.before)
+        self.ratios, self.before = update_ratio(_with_total(changes), _with_total(weights)), None
+
+
+class DepthMonitor(Callback):
+    """Logs by depth every few optimizer steps, and shows the run as a table and a heat map at its end.
+
+    ========================  =====================================================================================
+    key                       meaning
+    ========================  =====================================================================================
+    ``grad_norm/block_00``    L2 norm of the gradient: float32, unscaled, **before clipping**, of all ranks
+    ``stream_rms/block_00``   root mean square of the residual stream after the block, mean over ranks
+    ``update_ratio/block_00`` norm of the step's weight change / norm of the weights before it
+    ========================  =====================================================================================
+
+    Besides blocks: ``embedding``, ``final_norm``, ``head``, ``other`` and ``total`` (of what the optimizer owns). With
+    several optimizers a group carries the optimizer: ``grad_norm/optimizer_1.block_00``. Several stacks are kept apart:
+    ``grad_norm/encoder.block_00``. A group without trainable parameters is absent.
+
+    A logging step costs a few kernels, one collective if parameters are sharded, and one copy to the host; other steps
+    cost a counter. Put it before callbacks that drop gradients. Under ``torch.compile`` of the whole network hooks on
+    blocks do not fire, so ``stream_rms`` is absent.
+
+    Args:
+        every_n_steps: optimizer steps between two records; the first step is step 0 and is always recorded.
+        stream: measure the residual stream. Of several streams the first tensor; of stacked streams all together.
+        updates: measure update ratios. Needs a copy of the trained parameters on logging steps.
+        table: print a table at the end of fit, also of a fit that ends in an exception.
+        picture: write ``grad_norm_by_depth.png`` into the run's log folder, and into TensorBoard where it is used.
+
+    Raises:
+        ValueError: ``every_n_steps`` is not a whole number above 0.
+
+    Example:
+        >>> monitor = DepthMonitor(every_n_steps=30)
+        >>> monitor.history.steps
+        []
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 10,
+        stream: bool = True,
+        updates: bool = True,
+        table: bool = True,
+        picture: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
+            raise ValueError(f"DepthMonitor: every_n_steps must be a whole number above 0, got {every_n_steps!r}")
+        self.every_n_steps, self.stream, self.updates = every_n_steps, stream, updates
+        self.table, self.picture = table, picture
+        self.history = DepthHistory()
+        self._counts: list[int] = []
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._depth: DepthMap | None = None
+        self._norms: dict[int, tuple[tuple[int, ...], GroupNorms]] = {}
+        self._pending: list[_Step] = []
+        self._handles: list[RemovableHandle] = []
+        self._meter: StreamMeter | None = None
+        self._folder: Path | None = None
+        self._unreported = False
+
+    # --- measuring --------------------------------------------------------------------------------------------------
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the last fit's tensors; ask for the log folder while every rank is here to answer."""
+        self._detach()
+        self._start_afresh()
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on with a restored or earlier history, unless this run starts before its end."""
+        start = _logged_step(trainer)
+        fresh = start == 0 and trainer.ckpt_path is None
+        if fresh or start < max(self.history.logged_steps, default=0):
+            self.history, self._counts = DepthHistory(), []
+        self._counts += [0] * (len(trainer.optimizers) - len(self._counts))
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Hook the blocks if an optimizer step that is to be recorded may come in this batch."""
+        if self.stream and any(count % self.every_n_steps == 0 for count in self._counts):
+            if self._meter is None:
+                self._meter = StreamMeter(self._map(pl_module).stacks)
+            self._meter.attach()
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Count the step; measure gradients here, where they are reduced and unscaled but not yet clipped."""
+        number = next((i for i, each in enumerate(trainer.optimizers) if each is optimizer), 0)
+        count, self._counts[number] = self._counts[number], self._counts[number] + 1
+        if count % self.every_n_steps:
+            return
+        prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
+        norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
+        gradients = norms.gradients()
+        scale = _pending_scale(trainer, optimizer)
+        if scale is not None:
+            gradients = gradients / scale.to(gradients)
+        before = None
+        if self.updates and norms.parameters:
+            before = [parameter.detach().clone() for parameter in norms.parameters]
+            self._handles.append(optimizer.register_step_post_hook(self._measure_update))
+        self._pending.append(_Step(norms, prefix, count, _with_total(gradients), before))
+
+    def _measure_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._pending:
+            self._pending[-1].finish()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Copy what was measured to the host, once, and log it."""
+        self._detach()
+        if self._pending:
+            self._flush(trainer)
+
+    def _detach(self) -> None:
+        if self._meter is not None:
+            self._meter.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _flush(self, trainer: Trainer) -> None:
+        keys, parts = [], []
+        for step in self._pending:
+            groups = [step.prefix + group for group in (*step.norms.groups, "total")]
+            for key, part in ((GRAD_NORM, step.gradients), (UPDATE_RATIO, step.ratios)):
+                if part is not None:
+                    keys += [key.of(group) for group in groups]
+                    parts.append(part)
+        if self._meter is not None:
+            keys += [STREAM_RMS.of(group) for group in self._meter.groups]
+            over_ranks = partial(trainer.strategy.reduce, reduce_op="mean") if trainer.world_size > 1 else None
+            parts.append(self._meter.take(parts[0].device, over_ranks))
+        numbers = torch.cat([part.to(parts[0].device) for part in parts]).tolist()  # the only copy to the host
+        values = {key: value for key, value in zip(keys, numbers, strict=True) if value != StreamMeter.NOT_SEEN}
+        logged_step = max(_logged_step(trainer), *self.history.logged_steps[-1:], 0)
+        self.history.add(self._pending[0].count, logged_step, values)
+        self._pending, self._unreported = [], True
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=logged_step)
+
+    def _map(self, pl_module: LightningModule) -> DepthMap:
+        if self._depth is None:
+            self._depth = DepthMap.of(pl_module)
+        return self._depth
+
+    def _norms_of(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, number: int, prefix: str
+    ) -> GroupNorms:
+        """The optimizer's trainable parameters by group; looked up again when something was frozen or unfrozen."""
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        named = [(n, p) for n, p in pl_module.named_parameters() if p.requires_grad and id(p) in owned]
+        known = tuple(id(parameter) for _, parameter in named)
+        if number not in self._norms or self._norms[number][0] != known:
+            depth = self._map(pl_module)
+            named.sort(key=lambda pair: depth.groups.index(depth.group_of(pair[0])))
+            for key in (GRAD_NORM, UPDATE_RATIO):
+                self.history.declare([key.of(prefix + group) for group in (*depth.groups, "total")])
+            ranks = sharding_group(trainer.strategy.model)
+            norms = GroupNorms([p for _, p in named], [depth.group_of(name) for name, _ in named], ranks)
+            self._norms[number] = (known, norms)
+        return self._norms[number][1]
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Step counts and history: plain lists and tensors."""
+        return {"counts": list(self._counts), "history": self.history.state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting and recording where the checkpoint's run stood."""
+        self._counts = list(state_dict["counts"])
+        self.history.load_state_dict(state_dict["history"])
+
+    # --- showing ----------------------------------------------------------------------------------------------------
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the run."""
+        self._show(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Show a run that was killed, too: that is the one whose picture matters."""
+        self._detach()
+        self._pending = []
+        self._show(trainer)
+
+    def _show(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero or not self._unreported:
+            return
+        self._unreported = False
+        try:
+            if self.table:
+                self._print_table()
+            if self.picture and not getattr(trainer, "fast_dev_run", False):
+                self._draw(trainer.loggers)
+        except Exception as error:  # a picture must never be what a finished run dies of
+            rank_zero_warn(f"DepthMonitor: the run is fine, but its table or picture failed: {error!r}")
+
+    def _print_table(self) -> None:
+        from rich.console import Console
+
+        from lightning_norms.reports.render import depth_table, ratio_readings
+
+        profile = self.history.profile(GRAD_NORM.of(""))
+        console = Console(file=sys.stdout)
+        console.print(depth_table(profile, TITLE))
+        for line in ratio_readings(profile, "gradient"):
+            console.print(line, highlight=False)
+
+    def _draw(self, loggers: Iterable[Any]) -> None:
+        from lightning_norms.reports.figures import depth_heat_map, pixels, save_png
+
+        figure = depth_heat_map(self.history.profile(GRAD_NORM.of("")), TITLE, "L2 norm of the gradient")
+        path = save_png(figure, (self._folder or Path.cwd()) / PICTURE)
+        print(f"Gradient norm by depth, as a picture: {path}")
+        for logger in loggers:
+            add_image = getattr(getattr(logger, "experiment", None), "add_image", None)
+            if add_image is not None:
+                step = self.history.logged_steps[-1]
+                add_image("grad_norm_by_depth", pixels(figure), step, dataformats="HWC")
+
+
+def _with_total(norms: Tensor) -> Tensor:
+    return torch.cat([norms, total_norm(norms).reshape(1)])
+
+
+def _logged_step(trainer: Trainer) -> int:
+    """The loggers' step axis, the one that ``self.log`` and Lightning's own monitors use."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def _pending_scale(trainer: Trainer, optimizer: Optimizer) -> Tensor | None:
+    """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    scale: Tensor | None = scaler._scale
+    return scale

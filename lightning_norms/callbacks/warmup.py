@@ -1,0 +1,171 @@
+"""Warmup for any LightningModule, on top of whatever optimizer and scheduler it has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_norms.learning_rate import (
+    Curtain,
+    Factors,
+    draw_curtain,
+    effective_learning_rates,
+    factors_of,
+    lift_curtain,
+)
+from lightning_norms.schedules import Run, Schedule, Untuned
+
+NAME = "warmup"
+
+
+class Warmup(Callback):
+    r"""Multiplies the learning rate of every optimizer by a schedule, step by step.
+
+    .. math:: \text{effective} = \text{scheduler's learning rate} \cdot \text{schedule}(\text{step})
+
+    It works with any scheduler or none, in automatic and manual optimization, without a change to the module. A step
+    is one that the optimizer really took, counted for each optimizer on its own: accumulation counts once a window,
+    and one that the fp16 GradScaler skipped does not advance the warmup (Lightning steps the user's scheduler all the
+    same). Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run goes on with its
+    warmup; a checkpoint made without this callback starts it.
+
+    Every ``Trainer(log_every_n_steps)`` steps all loggers get ``learning_rate/effective/<group>``. A
+    ``LearningRateMonitor`` shows the effective learning rate if it stands after this callback, else the scheduler's.
+
+    Args:
+        schedule: step -> factor.
+
+    Raises:
+        TypeError: when built, if ``schedule`` is no schedule.
+        ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
+            for instance ``Untuned`` the beta2 of SGD.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_norms.schedules import Linear
+        >>> trainer = Trainer(callbacks=[Warmup(Linear(100))], logger=False, enable_checkpointing=False)
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; default schedule: Ma & Yarats 2019, arXiv:1910.04209.
+    """
+
+    def __init__(self, schedule: Schedule = Untuned()) -> None:  # noqa: B008 - frozen, and YAML shows it by name
+        super().__init__()
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"Warmup needs a schedule, for instance Warmup(Linear(100)); got {schedule!r}")
+        self.schedule = schedule
+        self._steps: list[int] = []
+        self._optimizers: list[Optimizer] = []
+        self._factors: list[Factors] = []
+        self._curtain: Curtain | None = None
+        self._taken = 0
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A new fit starts over; a checkpoint is loaded after this."""
+        if stage == "fit":
+            self._steps = []
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register with every optimizer: here, as sharded strategies restore their state after ``on_fit_start``."""
+        self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
+        all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
+        total_steps = _total_steps(trainer, pl_module)
+        schedules = [self.schedule.resolve(_run(optimizer, total_steps)) for optimizer in self._optimizers]
+        if not trainer.fast_dev_run:
+            _warn_if_longer(schedules, total_steps)
+        steps = self._steps + [0] * len(all_factors)
+        for factors, schedule, step in zip(all_factors, schedules, steps, strict=False):
+            factors.clock = step
+            factors.set(NAME, schedule)
+        self._factors = all_factors
+        self._taken = sum(factors.taken for factors in all_factors)
+        self._curtain = draw_curtain(trainer, self)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let a monitor behind us read the effective learning rate."""
+        if self._curtain is not None:
+            for factors in self._factors:
+                factors.show()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what the step used, at the step number of the losses that ``self.log`` wrote for it."""
+        for factors in self._factors:
+            factors.hide()  # a step whose exception was swallowed by manual optimization is still open
+        taken = sum(factors.taken for factors in self._factors)
+        stepped, self._taken = taken > self._taken, taken
+        if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
+            rates = effective_learning_rates(self._optimizers)
+            for logger in trainer.loggers:
+                logger.log_metrics(rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the optimizers as they were."""
+        self._leave(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The same: Lightning calls neither ``on_fit_end`` nor ``teardown`` after an exception."""
+        self._leave(trainer)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Steps taken by each optimizer."""
+        return {"steps": [factors.clock for factors in self._factors] or list(self._steps)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the steps for ``on_train_start``."""
+        self._steps = list(state_dict["steps"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": self.state_dict()["steps"], "_optimizers": [], "_factors": []}
+
+    def _leave(self, trainer: Trainer) -> None:
+        self._steps = self.state_dict()["steps"]  # for a checkpoint that is saved after fit
+        for factors in self._factors:
+            factors.remove(NAME)
+        self._optimizers, self._factors = [], []
+        lift_curtain(trainer, self._curtain)
+        self._curtain = None
+
+
+def _run(optimizer: Optimizer, total_steps: int | None) -> Run:
+    group = optimizer.param_groups[0]
+    beta2 = float(group["betas"][1]) if "betas" in group else None
+    # A scheduler keeps the base learning rate as initial_lr and may already have changed lr.
+    return Run(total_steps, beta2, learning_rate=float(group.get("initial_lr", group["lr"])))
+
+
+def _total_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
+    """Optimizer steps of the whole run; None if it has no known end.
+
+    Only for ``on_train_start``: asked earlier, Lightning sets the data up before it has the state of a stateful loader.
+    """
+    if pl_module.automatic_optimization:
+        total = trainer.estimated_stepping_batches
+    else:  # max_steps counts the steps of all optimizers together
+        total = trainer.max_steps if len(trainer.optimizers) == 1 else math.inf
+    return int(total) if 0 < total < math.inf else None
+
+
+def _warn_if_longer(schedules: list[Schedule], total_steps: int | None) -> None:
+    longest = max(schedules, key=lambda schedule: schedule.warmup_length(), default=None)
+    if longest is None or total_steps is None or longest.warmup_length() <= total_steps:
+        return
+    rank_zero_warn(
+        f"Warmup takes {longest.warmup_length()} optimizer steps, but the run ends after {total_steps}:"
+        f" its last step uses {longest(total_steps - 1):.2g} of the scheduler's learning rate. Train longer, or use a"
+        " shorter warmup",
+        category=UserWarning,
+    )

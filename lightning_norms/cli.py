@@ -1,0 +1,172 @@
+"""``python -m lightning_norms``: LightningCLI with our classes known by one word, shipped recipes, and short errors."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+
+from lightning_norms import generate, mistakes, recipes
+
+# Imported so that their classes are known by one word in YAML.
+from lightning_norms.callbacks import depth_monitor, residual_rescale, warmup  # noqa: F401
+from lightning_norms.data.text import TextDataModule
+from lightning_norms.data.tokens import Tokens
+from lightning_norms.model.feed_forward import FeedForward
+from lightning_norms.model.initialization import Initialization
+from lightning_norms.model.norms import Norm
+from lightning_norms.model.placements import Placement
+from lightning_norms.model.positions import Positions
+from lightning_norms.module import DecoderModule
+from lightning_norms.reports.results import results_table
+from lightning_norms.rescale_rules import RescaleRule
+from lightning_norms.schedules import Schedule
+
+CHOICES: dict[str, type] = {
+    "model": LightningModule,
+    "data": LightningDataModule,
+    "callbacks": Callback,
+    "placement": Placement,
+    "norm": Norm,
+    "positions": Positions,
+    "feed_forward": FeedForward,
+    "initialization": Initialization,
+    "tokens": Tokens,
+    "schedule": Schedule,
+    "rule": RescaleRule,
+}
+"""What a key's value must be a subclass of."""
+
+PROGRAM = "lightning_norms"
+LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
+PLAIN_COMMANDS: dict[str, Callable[[list[str]], int]] = {"recipes": recipes.command, "generate": generate.command}
+DESCRIPTION = """\
+Train deep Transformers whatever the norm placement.
+
+  python -m lightning_norms fit --config post48.yaml       train; a shipped recipe or a file of yours
+  python -m lightning_norms recipes                        list the shipped recipes; show or cp one
+  python -m lightning_norms generate --ckpt_path run.ckpt  text from a trained model
+"""
+
+
+class NormsCLI(LightningCLI):
+    """LightningCLI for any LightningModule and data module; ours are the defaults."""
+
+    def __init__(self, args: list[str]) -> None:
+        usages = {name: f"{PROGRAM} {name} [--config FILE] [--key value ...]" for name in LIGHTNING_COMMANDS}
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},  # without a logger, every run writes ./config.yaml
+            trainer_defaults={"max_steps": 300},  # Lightning's own default is 1000 epochs
+            parser_kwargs={
+                "prog": PROGRAM,
+                "description": DESCRIPTION,
+                "formatter_class": argparse.RawDescriptionHelpFormatter,
+                "exit_on_error": False,
+                **{name: {"prog": PROGRAM, "usage": usage, "exit_on_error": False} for name, usage in usages.items()},
+            },
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Make our module and data the default, so that ``--model.decoder.placement=DeepNorm`` is enough."""
+        parser.set_defaults(
+            {"model": {"class_path": _path(DecoderModule)}, "data": {"class_path": _path(TextDataModule)}}
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Without Lightning's warning that arguments were given from Python: :func:`main` has resolved recipe names."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning lets the hyper-parameters in the checkpoint win over the YAML file without a word. The YAML file is
+        # what the user wrote, so it wins; a shape that does not fit then fails when the weights are loaded.
+        return
+
+    def after_fit(self) -> None:
+        """Print the last validation's numbers."""
+        if self.trainer.is_global_zero and self.trainer.callback_metrics:
+            Console().print(
+                results_table({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+            )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; exits with 2 after one short message if the user's input is at fault."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # --model mine.Module, also by the console script
+    _show_messages()
+    try:
+        if given and given[0] in PLAIN_COMMANDS:
+            raise SystemExit(PLAIN_COMMANDS[given[0]](given[1:]))
+        NormsCLI(list(_with_recipes(given)))
+    except argparse.ArgumentError as error:
+        _exit(mistakes.explain(str(error), CHOICES))
+    except (ValueError, TypeError, OSError, MisconfigurationException) as error:
+        if not _is_mistake(error):
+            raise
+        _exit(mistakes.explain(str(error), CHOICES))
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _with_recipes(arguments: list[str]) -> Iterator[str]:
+    """The arguments with each ``--config NAME`` replaced by the file that it means."""
+    after_flag = False
+    for argument in arguments:
+        flag, separator, value = argument.partition("=")
+        if after_flag:
+            yield recipes.resolve(argument)
+        elif flag == "--config" and separator:
+            yield f"--config={recipes.resolve(value)}"
+        else:
+            yield argument
+        after_flag = not after_flag and argument in ("--config", "-c")
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether a message was written for the user: by us, by Lightning, or by the parser while it builds classes."""
+    if isinstance(error, MisconfigurationException):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return file.startswith(str(Path(__file__).parent) + os.sep) or f"{os.sep}jsonargparse{os.sep}" in file
+
+
+@rank_zero_only
+def _show_messages() -> None:
+    """Our log messages go to the console, as Lightning's do."""
+    logger = logging.getLogger("lightning_norms")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    # Lightning 2.6 on torch 2.13, nothing that a user could change.
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+
+
+def _exit(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,225 @@
+"""Pure measurements on tensors, computed and kept on the device: norms by group, update ratio, stream size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_norms.depth import Stack
+
+
+class GroupNorms:
+    r"""L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
+
+    .. math:: n_g = \sqrt{\textstyle\sum_{p \in g} \lVert t_p \rVert_2^2}
+
+    One ``_foreach_norm`` per device and dtype over local shards in float32, one sum by group, and one all-reduce over
+    the mesh dimensions that shard (none when nothing is sharded). So every rank gets the true norm.
+
+    Args:
+        parameters: the parameters, each once. Their gradients, updates or values are measured.
+        groups: the group of each parameter.
+        process_group: ranks that hold the rest of each parameter where the tensors do not say so (FSDP1).
+
+    Example:
+        >>> a, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([2.0]))
+        >>> norms = GroupNorms([a, b], ["block_00", "head"])
+        >>> norms.groups, norms.of([a, b]).tolist()
+        (('block_00', 'head'), [5.0, 2.0])
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], groups: Sequence[str], process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.parameters = list(parameters)
+        self.groups = tuple(dict.fromkeys(groups))
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        numbers = [self.groups.index(group) for group in groups]
+        everyone = [(process_group,)] * len(numbers) if process_group else [_shard_groups(p) for p in self.parameters]
+        # Parameters sharded over the same ranks are summed together: usually all of them.
+        self._sections: list[tuple[tuple[dist.ProcessGroup, ...], list[int], Tensor]] = []
+        for key in dict.fromkeys(everyone):
+            members = [i for i, other in enumerate(everyone) if other == key]
+            self._sections.append((key, members, torch.tensor([numbers[i] for i in members], device=self.device)))
+
+    @torch.no_grad()
+    def gradients(self) -> Tensor:
+        """Norms of the gradients as they are now: float32 [groups]. A missing gradient counts 0."""
+        return self.of([parameter.grad for parameter in self.parameters])
+
+    @torch.no_grad()
+    def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Norms of one tensor per parameter, in the order of ``parameters``: float32 [groups]. None counts 0."""
+        local = [_local(tensor, p) for tensor, p in zip(tensors, self.parameters, strict=True)]
+        total = torch.zeros(len(self.groups), device=self.device)
+        for ranks, members, numbers in self._sections:
+            squares = self._squares([local[i] for i in members])
+            part = torch.zeros_like(total).index_add_(0, numbers, squares)
+            for group in ranks:
+                dist.all_reduce(part, group=group)
+            total += part
+        return total.sqrt_()
+
+    def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        squares = torch.zeros(len(tensors), device=self.device)
+        buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor is not None and tensor.numel():
+                buckets.setdefault((tensor.device, tensor.dtype), []).append(i)
+        for (_, dtype), where in buckets.items():
+            same = [tensor for i in where if (tensor := tensors[i]) is not None]
+            # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
+            wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+            norms = torch.stack(list(torch._foreach_norm(same, 2, dtype=wide))).to(squares)
+            squares[torch.tensor(where, device=self.device)] = norms.square_()
+        return squares
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """Norm of everything from the norms of its disjoint groups: root of the sum of squares, never their sum.
+
+    Example:
+        >>> total_norm(torch.tensor([3.0, 4.0])).item()
+        5.0
+    """
+    return torch.linalg.vector_norm(norms)
+
+
+def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
+    r"""Size of a step against the size of what it changed.
+
+    .. math:: r = \lVert w_{t+1} - w_t \rVert_2 \, / \, \lVert w_t \rVert_2
+
+    Args:
+        update: norms of the weight change [groups].
+        weight: norms of the weights before the step [groups]. A weight of norm 0 (ReZero's gate at the start) has no
+            ratio: the result is inf, or NaN if it did not move either.
+
+    Source:
+        Andrej Karpathy, CS231n notes, "Ratio of weights:updates" (about 1e-3 is usual for SGD).
+    """
+    return update / weight
+
+
+def mean_square(stream: Tensor) -> Tensor:
+    """Mean of the squared entries in float32: a scalar on the stream's device. Its root is the stream's RMS.
+
+    Example:
+        >>> mean_square(torch.tensor([[3.0, -1.0]], dtype=torch.bfloat16)).sqrt().item()
+        2.2360680103302
+    """
+    return _to_local(stream.detach()).float().square().mean()
+
+
+def stream_of(output: Any) -> Tensor | None:
+    """The residual stream in a block's output.
+
+    A tensor is the stream; n streams stacked in one tensor are measured as a whole. Of a tuple, list or mapping (two
+    streams, or hidden states beside a cache) the first tensor is the stream. None if there is no floating-point tensor.
+    """
+    values = output.values() if hasattr(output, "values") and not isinstance(output, Tensor) else output
+    for value in values if not isinstance(values, Tensor) and hasattr(values, "__iter__") else [values]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+            return value
+    return None
+
+
+class StreamMeter:
+    """Root mean square of the residual stream after every block of some stacks, in one device vector.
+
+    Hooks are on the blocks only between :meth:`attach` and :meth:`detach`. The first pass with gradients of each batch
+    counts: activation checkpointing runs a block twice, and evaluation is no training.
+
+    Args:
+        stacks: what :func:`lightning_norms.depth.stacks` found. A stack inside a compiled region is left out.
+    """
+
+    NOT_SEEN = -1.0
+    """Stands for a block that did not run; an RMS is never negative."""
+
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        open_stacks = [stack for stack in stacks if not stack.compiled]
+        self._blocks = {stack.group(index): block for stack in open_stacks for index, block in stack.blocks}
+        self._squares: dict[str, list[Tensor]] = {}
+        self._seen: set[str] = set()
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the blocks, in depth order."""
+        return tuple(self._blocks)
+
+    def attach(self) -> None:
+        """Measure the batch that comes next; several batches before :meth:`take` are averaged."""
+        self.detach()
+        self._seen.clear()
+        for group, block in self._blocks.items():
+            self._handles.append(block.register_forward_hook(partial(self._hook, group)))
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, device: torch.device, mean_over_ranks: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """RMS by block since the last time: float32 [blocks] on ``device``. Starts afresh."""
+        zero = torch.zeros((), device=device)
+        squares = [torch.stack(self._squares.get(group, [zero])).to(device).mean() for group in self._blocks]
+        if not squares:
+            return torch.zeros(0, device=device)
+        ran = torch.tensor([float(group in self._squares) for group in self._blocks], device=device)
+        sums = torch.stack([torch.stack(squares), ran])
+        square, share = (mean_over_ranks(sums) if mean_over_ranks else sums).unbind()
+        self._squares = {}
+        return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.NOT_SEEN))
+
+    def _hook(self, group: str, block: nn.Module, arguments: Any, output: Any) -> None:
+        stream = stream_of(output)
+        if torch.is_grad_enabled() and group not in self._seen and stream is not None:
+            self._seen.add(group)
+            self._squares.setdefault(group, []).append(mean_square(stream))
+
+
+def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
+    """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
+    if type(model).__name__ != "FullyShardedDataParallel":
+        return None
+    if getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
+        return None
+    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
+    return group
+
+
+def _to_local(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """This rank's dense share of ``tensor``."""
+    if tensor is None:
+        return None
+    if tensor.layout == torch.sparse_coo:
+        return tensor.coalesce().values()  # embeddings with sparse=True; a row may be listed twice before this
+    if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        tensor = tensor.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    return _to_local(tensor)
+
+
+def _shard_groups(parameter: Tensor) -> tuple[dist.ProcessGroup, ...]:
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return ()
+    # Not `is_shard()`: the strided shards of tensor parallel + FSDP say no to it.
+    return tuple(
+        mesh.get_group(dimension)
+        for dimension, placement in enumerate(parameter.placements)  # type: ignore[attr-defined]
+        if not placement.is_replicate() and mesh.size(dimension) > 1
+    )
