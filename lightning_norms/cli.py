@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from lightning_norms import generate, mistakes, recipes
 from lightning_norms.callbacks import depth_monitor, residual_rescale, warmup  # noqa: F401
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
+from lightning_norms.model.decoder import DecoderConfig
 from lightning_norms.model.feed_forward import FeedForward
 from lightning_norms.model.initialization import Initialization
 from lightning_norms.model.norms import Norm
@@ -36,6 +36,7 @@ CHOICES: dict[str, type] = {
     "model": LightningModule,
     "data": LightningDataModule,
     "callbacks": Callback,
+    "decoder": DecoderConfig,
     "placement": Placement,
     "norm": Norm,
     "positions": Positions,
@@ -115,6 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if given and given[0] in PLAIN_COMMANDS:
             raise SystemExit(PLAIN_COMMANDS[given[0]](given[1:]))
+        if not given:
+            raise argparse.ArgumentError(None, f"no command was given.\n\n{DESCRIPTION}")
         NormsCLI(list(_with_recipes(given)))
     except argparse.ArgumentError as error:
         _exit(mistakes.explain(str(error), CHOICES))
@@ -143,14 +146,12 @@ def _with_recipes(arguments: list[str]) -> Iterator[str]:
 
 
 def _is_mistake(error: BaseException) -> bool:
-    """Whether a message was written for the user: by us, by Lightning, or by the parser while it builds classes."""
-    if isinstance(error, MisconfigurationException):
-        return True
+    """Whether a message was written for the user: raised by us, by Lightning, or by the parser that builds classes."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    file = "" if trace is None else trace.tb_frame.f_code.co_filename
-    return file.startswith(str(Path(__file__).parent) + os.sep) or f"{os.sep}jsonargparse{os.sep}" in file
+    package = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    return package in ("lightning_norms", "lightning", "jsonargparse")
 
 
 @rank_zero_only

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-HEAD = re.compile(r"(^|[._])(lm_)?heads?([._]|$)|classifier|unembed")
+HEAD = re.compile(r"(^|[._])(lm_)?heads?([._]|$)|classifier|unembed|embed_out")
 EMBEDDING = re.compile(r"emb|(^|\.)(entry|wte|wpe)(\.|$)|pos_|cls_token")
 EXIT = re.compile(r"(^|\.)exit(\.|$)")
 ROLES = ("embedding", "blocks", "final_norm", "head", "other")

@@ -64,7 +64,7 @@ class GroupNorms:
             for group in ranks:
                 dist.all_reduce(part, group=group)
             total += part
-        return total.sqrt_()
+        return torch.sqrt(total)
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
         squares = torch.zeros(len(tensors), device=self.device)

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 
 NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union|Subtypes:|Errors:|Expected a <class 'NoneType'>"
-    r"|Given value|Problem with given class_path|Parser key|Expected a path but|Expected a dot import path)"
+    r"|Given value|Problem with given class_path|Parser key|Expected a path but|Expected a dot import path"
+    r"|Not a valid subclass of|Subclass types expect one of|a class path \(str\)|a dict with|a dict without)"
 )
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 
 
 def explain(message: str, choices: Mapping[str, type]) -> str:
-    """The short form of a parser's message.
+    r"""The short form of a parser's message.
 
     Args:
         message: what jsonargparse said.
@@ -27,7 +28,7 @@ def explain(message: str, choices: Mapping[str, type]) -> str:
             are what is allowed.
 
     Example:
-        >>> explain("Parser key \\"trainer.max_steps\\":\\n  Expected a <class 'int'>. Got value: x", {})
+        >>> explain("Parser key \"trainer.max_steps\":\n  Expected a <class 'int'>. Got value: x", {})
         "trainer.max_steps is 'x', but it must be a whole number."
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
@@ -65,11 +66,14 @@ def _unknown_key(key: str, found: re.Match[str], choices: Mapping[str, type]) ->
 
 def _unknown_class(key: str, found: re.Match[str], choices: Mapping[str, type]) -> str:
     base = next((choices[word] for word in reversed(key.split(".")) if word in choices), None)
-    known = f" one of {', '.join(subclasses(base))}, or" if base is not None else ""
-    return f"{key} is {found[1]!r}, but it must be{known} the path of an importable class (package.module.Class)."
+    known = subclasses(base) if base is not None else []
+    near = difflib.get_close_matches(found[1], known, n=3)
+    names = near if near and len(known) > 10 else known  # there are some thirty callbacks
+    listed = f" {'one of ' if len(names) > 1 else ''}{', '.join(names)} or" if names else ""
+    return f"{key} is {found[1]!r}, but it must be{listed} the path of an importable class (package.module.Class)."
 
 
-def _wrong_type(key: str, found: re.Match[str], choices: Mapping[str, type]) -> str:
+def _wrong_type(key: str, found: re.Match[str], _: Mapping[str, type]) -> str:
     return f"{key} is {found[2]!r}, but it must be {TYPES.get(found[1], found[1])}."
 
 

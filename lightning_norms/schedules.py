@@ -485,8 +485,8 @@ def _in_steps(schedule: Schedule, name: str, run: Run) -> int | None:
         return None if value is None else int(value)
     if run.total_steps is None:
         raise ValueError(_no_end(f"{type(schedule).__name__}({name}={value})"))
-    # Nearest step, halves down, so that 0.5 + 0.5 of an odd run is not longer than the run; 1e-9 for 0.35 * 10.
-    return max(1, math.ceil(value * run.total_steps - 0.5 - 1e-9))
+    # Nearest step, halves down, so that 0.5 + 0.5 of an odd run is not longer than the run.
+    return max(1, math.ceil(value * run.total_steps - 0.5))
 
 
 def _steps(schedule: Schedule, name: str) -> int:

@@ -168,6 +168,14 @@ def test_a_rate_that_user_code_writes_in_between_stays():
     assert factors.used() == [0.35, 0.05]
 
 
+def test_factor_one_does_not_even_change_the_object():
+    optimizer = make()
+    factors_of(optimizer).set("warmup", lambda step: 1.0)
+    before, inside = rates(optimizer), []
+    optimizer.step(lambda: inside.extend(rates(optimizer)))
+    assert all(now is then for now, then in zip(inside, before, strict=True))
+
+
 def test_a_group_that_is_added_later():
     optimizer = make()
     factors = factors_of(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,7 @@ class DepthMonitor(Callback):
         self._handles: list[RemovableHandle] = []
         self._meter: StreamMeter | None = None
         self._folder: Path | None = None
+        self._blind = False
         self._unreported = False
 
     # --- measuring --------------------------------------------------------------------------------------------------
@@ -116,6 +117,9 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self._blind = "DeepSpeed" in type(trainer.strategy).__name__
+        if self._blind:
+            rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,7 +133,7 @@ class DepthMonitor(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Hook the blocks if an optimizer step that is to be recorded may come in this batch."""
-        if self.stream and any(count % self.every_n_steps == 0 for count in self._counts):
+        if self.stream and not self._blind and any(count % self.every_n_steps == 0 for count in self._counts):
             if self._meter is None:
                 self._meter = StreamMeter(self._map(pl_module).stacks)
             self._meter.attach()
@@ -139,7 +143,7 @@ class DepthMonitor(Callback):
         """Count the step; measure gradients here, where they are reduced and unscaled but not yet clipped."""
         number = next((i for i, each in enumerate(trainer.optimizers) if each is optimizer), 0)
         count, self._counts[number] = self._counts[number], self._counts[number] + 1
-        if count % self.every_n_steps:
+        if self._blind or count % self.every_n_steps:
             return
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
         norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
@@ -232,15 +236,16 @@ class DepthMonitor(Callback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the run."""
+        """Show the run, and let go of the network."""
         self._show(trainer)
+        self._start_afresh()
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Show a run that was killed, too: that is the one whose picture matters."""
         self._detach()
-        self._pending = []
         self._show(trainer)
+        self._start_afresh()
 
     def _show(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero or not self._unreported:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.writers import Matrix, residual_writers, value_path
 
 FUSED = re.compile(r"c_attn|in_proj|qkv|query_key_value")
+TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
 MARK = "residual_rescaled"
 SETTLED = "_residual_rescale_settled"
 
@@ -33,8 +35,8 @@ class ResidualRescale(Callback):
                               └─ fresh ────────────────────────────> W <- gain(layer, layers) * W, one line says so
 
     Only these matrices change. Frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
-    predict never touch a weight. The module is marked with ``residual_rescaled = True`` and the callback's state goes into the
-    checkpoint. Learning rates found by ``Tuner.lr_find`` belong to the model before the rescale.
+    predict never touch a weight. The module is marked with ``residual_rescaled = True`` and the callback's state goes
+    into the checkpoint. Learning rates found by ``Tuner.lr_find`` belong to the model before the rescale.
 
     Args:
         rule: the factor, see :mod:`lightning_norms.rescale_rules`.
@@ -45,7 +47,7 @@ class ResidualRescale(Callback):
 
     Raises:
         TypeError: ``rule`` is no rule.
-        ValueError: another argument is not usable; at fit start: no match, an uneven match over blocks, or trained weights.
+        ValueError: another argument is not usable; at fit start: no match, an uneven match, or trained weights.
 
     Example:
         >>> callback = ResidualRescale(GPT2Rescale(), pattern=r"(o_proj|down_proj)\.weight")
@@ -75,11 +77,23 @@ class ResidualRescale(Callback):
                 raise ValueError(f"ResidualRescale: {given!r} is not a regular expression: {error}") from None
         self.rule, self.pattern, self.value_pattern, self.when = rule, pattern, value_pattern, when
         self._state: dict[str, Any] = {"rescaled": False}
+        self._resumed = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before anything is restored: no checkpoint has been seen in this run."""
+        self._resumed = False
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Tell a resume from the restore at step 0 by which Lightning's tuners put the first weights back."""
+        self._resumed = self._resumed or checkpoint.get("global_step", 1) > 0
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rescale fresh weights; here every strategy has built and wrapped the model, and nothing has trained yet."""
-        resumed = trainer.ckpt_path is not None  # FSDP and model-parallel restore later and then overwrite us
+        # FSDP and model-parallel strategies restore after this hook, which overwrites what is done here.
+        resumed = self._resumed or not (trainer.ckpt_path is None or TUNERS.match(Path(trainer.ckpt_path).name))
         if resumed and self._state["rescaled"]:
             setattr(pl_module, MARK, True)
         if resumed or getattr(pl_module, MARK, False) or getattr(pl_module, SETTLED, False):

@@ -77,8 +77,7 @@ class Warmup(Callback):
         all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
         total_steps = _total_steps(trainer, pl_module)
         schedules = [self.schedule.resolve(_run(optimizer, total_steps)) for optimizer in self._optimizers]
-        if not trainer.fast_dev_run:
-            _warn_if_longer(schedules, total_steps)
+        _warn_if_longer(trainer, schedules, total_steps)
         steps = self._steps + [0] * len(all_factors)
         for factors, schedule, step in zip(all_factors, schedules, steps, strict=False):
             factors.clock = step
@@ -159,9 +158,9 @@ def _total_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     return int(total) if 0 < total < math.inf else None
 
 
-def _warn_if_longer(schedules: list[Schedule], total_steps: int | None) -> None:
+def _warn_if_longer(trainer: Any, schedules: list[Schedule], total_steps: int | None) -> None:
     longest = max(schedules, key=lambda schedule: schedule.warmup_length(), default=None)
-    if longest is None or total_steps is None or longest.warmup_length() <= total_steps:
+    if longest is None or total_steps is None or longest.warmup_length() <= total_steps or trainer.fast_dev_run:
         return
     rank_zero_warn(
         f"Warmup takes {longest.warmup_length()} optimizer steps, but the run ends after {total_steps}:"

@@ -106,7 +106,7 @@ def encoded(parts: Sequence[Part], tokenizer: Tokenizer, folder: Path) -> TokenF
     path = folder / f"{_key(FORMAT, state, *(part.key for part in parts))}.tokens"
     try:
         return TokenFile(path)
-    except (FileNotFoundError, DamagedFileError):
+    except (FileNotFoundError, NotADirectoryError, DamagedFileError):
         with _replacing(path) as file:
             _write(file, _pieces(parts), tokenizer)
     return TokenFile(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ class TextDataModule(LightningDataModule):
         tokens: What a token is: :class:`~lightning_norms.data.tokens.Bytes` or
             :class:`~lightning_norms.data.tokens.BytePairs`.
         val_fraction: Share of the text that is split off for validation, in [0, 1); 0 for no validation.
-        seed: Order of the training windows.
+        seed: Order of the training windows. None takes the run's seed (``seed_everything``), or 0 if there is none.
         split_seed: Which chunks of the text are split off; apart from ``seed``, so that runs with several seeds are
             validated on the same text.
         cache_dir: Where encoded text is kept; None takes $LIGHTNING_NORMS_CACHE or ~/.cache/lightning_norms.
@@ -72,7 +73,7 @@ class TextDataModule(LightningDataModule):
         val_batch_size: int | None = None,
         tokens: Tokens = BYTES,
         val_fraction: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         split_seed: int = 0,
         cache_dir: str | None = None,
         num_workers: int = 0,
@@ -85,7 +86,9 @@ class TextDataModule(LightningDataModule):
         self.val_batch_size = None if val_batch_size is None else arguments.whole("val_batch_size", val_batch_size, 1)
         self.tokens = arguments.recipe(tokens)
         self.val_fraction = arguments.fraction("val_fraction", val_fraction)
-        self.seed = arguments.whole("seed", seed, 0)
+        # Lightning keeps the seed of seed_everything in the environment, so that every process of a run sees it.
+        global_seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        self.seed = global_seed if seed is None else arguments.whole("seed", seed, 0)
         self.split_seed = arguments.whole("split_seed", split_seed, 0)
         self.cache_dir = cache_dir
         self.num_workers = arguments.whole("num_workers", num_workers, 0)
@@ -140,7 +143,6 @@ class TextDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the encoded text, check that it is long enough, and say what it is."""
-        self._train_order()
         for name, stream in self._source.val_streams.items():
             if len(stream) < 2:
                 raise ValueError(
@@ -148,6 +150,7 @@ class TextDataModule(LightningDataModule):
                     "give more text, another val, val_fraction or split_seed"
                 )
         if stage in ("fit", None):
+            self._train_order()
             # A fit without a checkpoint starts over; with one, load_state_dict comes next.
             self._restored_batches = 0
         self._log_sizes()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lightning_norms.depth_history import Profile
 
 DECADES = 12
-ZERO, INFINITE, MISSING = "black", "red", "lightgrey"
+ZERO, INFINITE, MISSING = "hotpink", "red", "lightgrey"
 
 
 def depth_heat_map(profile: Profile, title: str, unit: str) -> Figure:
@@ -35,7 +35,7 @@ def depth_heat_map(profile: Profile, title: str, unit: str) -> Figure:
                  0  30  90  optimizer step
 
     Args:
-        profile: values [groups][steps]. Exact zeros are black, NaN grey, infinities red.
+        profile: values [groups][steps]. Exact zeros are pink, infinities red, NaN grey.
         title: what is shown.
         unit: label of the colour bar, with the unit.
     """
@@ -45,12 +45,14 @@ def depth_heat_map(profile: Profile, title: str, unit: str) -> Figure:
     axes = figure.add_subplot()
     low, high = _limits(values)
     colours = colormaps["viridis"].with_extremes(bad=MISSING, under=ZERO, over=INFINITE)
-    shown = np.where(values <= 0, low / 10, np.where(np.isposinf(values), high * 10, np.maximum(values, low)))
-    shown = np.where(values <= 0, low / 10, shown)
-    image = axes.pcolormesh(np.ma.masked_invalid(shown), norm=LogNorm(low, high), cmap=colours)
+    # Outside the colour range means zero or infinite, so what is merely tiny is shown as the lowest colour.
+    shown = np.select([values <= 0, np.isposinf(values)], [low / 10, high * 10], np.clip(values, low, high))
+    edges = _edges(profile)
+    columns = np.arange(len(profile.steps) + 1)
+    image = axes.pcolormesh(columns, edges, np.ma.masked_invalid(shown), norm=LogNorm(low, high), cmap=colours)
     figure.colorbar(image, ax=axes, label=unit, pad=0.02)
     axes.set_title(title)
-    _label_depth(axes, profile)
+    _label_depth(axes, profile, edges)
     _label_steps(axes, profile.steps)
     _explain(figure, values)
     return figure
@@ -77,12 +79,19 @@ def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
     good = values[np.isfinite(values) & (values > 0)]
     if not good.size:
         return 0.1, 1.0
-    high = float(good.max())
-    low = max(float(good.min()), high * 10.0**-DECADES)
+    high = float(np.clip(good.max(), 1e-60, 1e60))  # matplotlib's logarithms end at the ends of float64
+    low = float(np.clip(good.min(), high * 10.0**-DECADES, high))
     return (low, high) if high > 1.01 * low else (low / 2, high * 2)
 
 
-def _label_depth(axes: Axes, profile: Profile) -> None:
+def _edges(profile: Profile) -> NDArray[np.float64]:
+    """Row borders: what is no block gets more height in a deep network, so that its name has room."""
+    blocks = {row for rows in profile.stacks().values() for row in rows}
+    extra = max(1.0, len(profile.groups) / 24)
+    return np.cumsum([0.0, *(1.0 if row in blocks else extra for row in range(len(profile.groups)))])
+
+
+def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64]) -> None:
     """Name every group that is not a block, and about a dozen blocks of each stack."""
     stacks = profile.stacks()
     blocks = {row for rows in stacks.values() for row in rows}
@@ -93,16 +102,16 @@ def _label_depth(axes: Axes, profile: Profile) -> None:
             last = len(rows) - 1
             if i == last or (i % every == 0 and last - i >= every / 2):
                 labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
-    axes.set_yticks([row + 0.5 for row in labels], list(labels.values()))
+    axes.set_yticks([(edges[row] + edges[row + 1]) / 2 for row in labels], list(labels.values()), fontsize=9)
     axes.set_ylabel("depth (block, from the bottom up)")
     for row in range(1, len(profile.groups)):
         if (row in blocks) != (row - 1 in blocks):
-            axes.axhline(row, color="white", linewidth=1.5)
+            axes.axhline(edges[row], color="white", linewidth=1.5)
 
 
 def _label_steps(axes: Axes, steps: Sequence[int]) -> None:
-    every = max(1, math.ceil(len(steps) / 10))
-    shown = range(0, len(steps), every)
+    every, last = max(1, math.ceil(len(steps) / 10)), len(steps) - 1
+    shown = [i for i in range(len(steps)) if i == last or (i % every == 0 and last - i >= every / 2)]
     axes.set_xticks([column + 0.5 for column in shown], [str(steps[column]) for column in shown])
     axes.set_xlabel("optimizer step")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from lightning_norms.depth_history import Profile
@@ -16,13 +17,13 @@ def depth_table(profile: Profile, title: str, depths: int = 8, steps: int = 6) -
         profile: values [groups][steps].
         title: what is shown, with the unit.
         depths: number of blocks shown for each stack; everything outside the stacks is shown too.
-        steps: number of steps shown, the first and the last among them.
+        steps: number of optimizer steps shown, the first and the last among them.
     """
-    table = Table(title=title, width=78 if len(profile.steps) > 4 else None)
-    table.add_column("depth", no_wrap=True, overflow="ellipsis", max_width=18)
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, min_width=min(len(title), 78))
+    table.add_column("depth \\ step", no_wrap=True, overflow="ellipsis", max_width=24)
     columns = spaced(range(len(profile.steps)), steps)
     for column in columns:
-        table.add_column(f"step {profile.steps[column]}", justify="right", no_wrap=True)
+        table.add_column(str(profile.steps[column]), justify="right", no_wrap=True)
     blocks = {row for rows in profile.stacks().values() for row in rows}
     chosen = {row for rows in profile.stacks().values() for row in spaced(rows, depths)}
     for row in reversed(range(len(profile.groups))):
@@ -62,15 +63,15 @@ def spaced(items: Sequence[int], count: int) -> list[int]:
 
 
 def number(value: float) -> str:
-    """Three digits: plain between 0.01 and 1000, else in powers of ten.
+    """A few digits: plain between 0.01 and 1000, else in powers of ten.
 
     Example:
         >>> number(8.6e-7), number(3.14159), number(0.0), number(float("nan"))
-        ('8.60e-07', '3.14', '0', 'nan')
+        ('8.6e-07', '3.14', '0', 'nan')
     """
     if value == 0 or value != value:
         return f"{value:.0f}"
-    return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.2e}"
+    return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
 
 
 def _ratio(bottom: float, top: float) -> str:

@@ -1,5 +1,6 @@
 """Warmup in a Trainer: what the optimizer saw inside step() against the plain run x the closed form."""
 
+import contextlib
 import copy
 import gc
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,6 +245,13 @@ def test_noam_is_absolute():
     expected = [16**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4**-1.5) for step in range(STEPS)]
     assert [rates[0] for rates in trace] == pytest.approx(expected, rel=1e-12)
     assert [rates[1] / rates[0] for rates in trace] == pytest.approx([0.2] * STEPS, rel=1e-12)
+
+
+def test_noam_divides_by_the_base_rate_and_not_by_what_a_scheduler_made_of_it():
+    # A constant scheduler at half: the paper's learning rate x 0.5, not x 1.
+    half = scheduler(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.5)
+    trace = fit(half, 1, Warmup(Noam(16, 4)))
+    assert trace[3][0] == pytest.approx(0.5 * 16**-0.5 * 4**-0.5, rel=1e-12)
 
 
 def test_untuned_is_the_default_and_reads_beta2():
@@ -589,6 +598,28 @@ def test_exception_leaves_the_schedulers_learning_rate(hook, kind):
     assert not any(isinstance(callback, Curtain) for callback in run.callbacks)
 
 
+def test_exception_that_manual_optimization_swallows_leaves_the_schedulers_learning_rate():
+    class Forgives(Module):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            def closure():
+                if batch_idx == 2:
+                    raise ZeroDivisionError
+                self.manual_backward(self.layer(batch).square().mean())
+
+            with contextlib.suppress(ZeroDivisionError):
+                self.optimizers().step(closure)
+
+    class Off(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.1, 0.02]
+
+    module = Forgives()
+    trainer(Warmup(Linear(W)), Off(), steps=-1, max_epochs=1).fit(module)
+    assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(step) for step in range(5)])
+
+
 class Memory(Logger):
     name, version = "memory", 0
 
@@ -624,7 +655,9 @@ def test_names_of_several_optimizers_and_groups():
         "learning_rate/effective/optimizer1/0",
     ]
     logger = Memory()
-    module = Module(optimizer=lambda params: SGD([{"params": [p], "name": n} for p, n in zip(params, "wb")], lr=0.1))
+    module = Module(
+        optimizer=lambda params: SGD([{"params": [p], "name": n} for p, n in zip(params, "wb", strict=True)], lr=0.1)
+    )
     trainer(Warmup(Linear(W)), logger=logger, log_every_n_steps=1, steps=1).fit(module)
     assert logger.of("learning_rate/effective/b") == [(0, pytest.approx(0.1 / W))]
 
@@ -679,6 +712,7 @@ def test_other_distribution_of_lightning():
     assert [rate for _, rate in logger.of("lr-Recording/pg1")] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """DDP on two processes sees the learning rates of one."""
     script = tmp_path / "ddp.py"
@@ -687,7 +721,7 @@ def test_two_processes(tmp_path):
             f"""
             import json, pathlib, sys, warnings
             warnings.simplefilter("ignore")
-            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
             from test_warmup import *
             module = Module(SCHEDULERS["chained"])
             run = Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=10, max_epochs=-1, logger=False,

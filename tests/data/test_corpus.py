@@ -18,7 +18,7 @@ def test_the_code_is_the_top_level_modules_of_the_standard_library_in_sorted_ord
 
 def test_a_python_without_sources_gives_one_sentence_that_says_what_to_do(monkeypatch):
     monkeypatch.setitem(corpus.EMBEDDED, "code", lambda: iter(()))
-    with pytest.raises(FileNotFoundError, match="ships no 'code' text .* give data.train"):
+    with pytest.raises(FileNotFoundError, match=r"ships no 'code' text .* give data.train"):
         embedded("code")
 
 

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_scored_bytes_of_the_embedded_sets_and_training_bytes_are_the_corpus(mak
 def test_attributes_need_no_setup_and_are_exact(make):
     data = make(b"aab\xc3\xa9", val_fraction=0.0, context_length=2, batch_size=1)
     assert data.vocab_size == 256
-    assert not os.path.exists(data.cache_dir)  # nothing was read for it
+    assert not Path(data.cache_dir).exists()  # nothing was read for it
     assert data.train_tokens == 6  # boundary, a, a, b, two bytes
     expected = -(2 / 6 * math.log(2 / 6) + 4 * (1 / 6) * math.log(1 / 6))
     assert data.unigram_entropy == pytest.approx(expected, rel=1e-12)
@@ -200,7 +201,7 @@ def test_the_fingerprint_is_of_the_text(make):
 
 
 def test_the_log_says_once_what_the_text_is(make, caplog):
-    data = make(b"x" * 100, val_fraction=0.0)
+    data = make(b"x" * 100, val_fraction=0.0, batch_size=1)
     with caplog.at_level(logging.INFO, logger="lightning_norms"):
         data.setup("fit")
         data.setup("validate")
@@ -209,7 +210,7 @@ def test_the_log_says_once_what_the_text_is(make, caplog):
 
 
 def test_validating_on_training_files_is_said(make, caplog, tmp_path):
-    make(b"x" * 100, val={"same": str(tmp_path / "train.txt")}).setup("fit")
+    make(b"x" * 100, val={"same": str(tmp_path / "train.txt")}, batch_size=1).setup("fit")
     assert "validation set 'same' holds 1 file(s) that are trained on" in caplog.text
 
 
@@ -229,17 +230,29 @@ def test_a_data_module_can_be_pickled_after_setup(make):
     assert torch.equal(first["inputs"], second["inputs"])
 
 
+LOCALE_RUN = """
+import sys
+from lightning_norms.data.text import TextDataModule
+from lightning_norms.data.tokens import BytePairs, Bytes
+
+for tokens in (Bytes(), BytePairs(vocab_size=260)):
+    data = TextDataModule(sys.argv[1], cache_dir=sys.argv[2], batch_size=1, context_length=8, tokens=tokens)
+    data.setup()
+    next(iter(data.train_dataloader()))
+    assert data.tokenizer.decode(data.tokenizer.encode("\\u00e9")) == "\\u00e9"
+data = TextDataModule(cache_dir=sys.argv[2])
+data.setup()
+print(sys.flags.utf8_mode, data.train_tokens)
+"""
+
+
 @pytest.mark.timeout(60)
-def test_text_is_utf8_whatever_the_locale(make, tmp_path):
-    make("é😀\n".encode() * 200).fingerprint  # noqa: B018 - writes train.txt
-    code = (
-        "from lightning_norms.data.text import TextDataModule as T; from lightning_norms.data.tokens import BytePairs as P\n"
-        f"for extra in ({{}}, {{'tokens': P(vocab_size=260)}}):\n"
-        f"  d = T({str(tmp_path / 'train.txt')!r}, cache_dir={str(tmp_path / 'c')!r}, batch_size=1, context_length=8, **extra)\n"
-        "  d.setup(); b = next(iter(d.train_dataloader())); assert d.tokenizer.decode(d.tokenizer.encode('\\u00e9')) == '\\u00e9'\n"
-        f"d = T(cache_dir={str(tmp_path / 'c')!r}); d.setup(); print(d.train_tokens)\n"
-    )
+def test_text_is_utf8_whatever_the_locale(tmp_path):
+    (tmp_path / "train.txt").write_bytes("é😀\n".encode() * 200)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", LOCALE_RUN, str(tmp_path / "train.txt"), str(tmp_path / "cache")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 4_000_000
+    utf8_mode, train_tokens = map(int, done.stdout.split())
+    assert utf8_mode == 0
+    assert train_tokens > 4_000_000

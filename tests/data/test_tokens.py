@@ -41,7 +41,7 @@ def test_text_comes_back_and_every_byte_is_counted(pairs, text):
 def test_bytes_have_256_tokens_and_the_boundary_no_bytes():
     tokenizer = Bytes().build(lambda: iter(()))
     assert (tokenizer.vocab_size, sum(tokenizer.token_bytes), tokenizer.token_bytes[0]) == (256, 255, 0)
-    with pytest.raises(ValueError, match="NUL.*byte 3"):
+    with pytest.raises(ValueError, match=r"NUL.*byte 3"):
         tokenizer.encode("é\n\0")
 
 
@@ -93,7 +93,7 @@ def test_a_file_without_a_boundary_at_token_0_is_refused(pairs, tmp_path):
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer.json': this is not a tokenizer.json"):
         BytePairs(path=str(path)).build(lambda: iter(()))
-    with pytest.raises(FileNotFoundError, match="no file '.*nowhere.json'"):
+    with pytest.raises(FileNotFoundError, match=r"no file '.*nowhere.json'"):
         BytePairs(path=str(tmp_path / "nowhere.json")).build(lambda: iter(()))
 
 
