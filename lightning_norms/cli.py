@@ -7,12 +7,13 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from lightning_norms import generate, mistakes, recipes
@@ -35,6 +36,7 @@ from lightning_norms.schedules import Schedule
 CHOICES: dict[str, type] = {
     "model": LightningModule,
     "data": LightningDataModule,
+    "trainer": Trainer,
     "callbacks": Callback,
     "decoder": DecoderConfig,
     "placement": Placement,
@@ -92,7 +94,7 @@ class NormsCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Without Lightning's warning that arguments were given from Python: :func:`main` has resolved recipe names."""
-        self.config = parser.parse_args(args)
+        self.config = parser.parse_args(args)  # type: ignore[arg-type]  # always a list of words here
 
     def _parse_ckpt_path(self) -> None:
         # Lightning lets the hyper-parameters in the checkpoint win over the YAML file without a word. The YAML file is
@@ -112,19 +114,23 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # --model mine.Module, also by the console script
-    _show_messages()
     try:
-        if given and given[0] in PLAIN_COMMANDS:
-            raise SystemExit(PLAIN_COMMANDS[given[0]](given[1:]))
-        if not given:
-            raise argparse.ArgumentError(None, f"no command was given.\n\n{DESCRIPTION}")
-        NormsCLI(list(_with_recipes(given)))
+        with _messages_on_console():
+            _run(given)
     except argparse.ArgumentError as error:
         _exit(mistakes.explain(str(error), CHOICES))
     except (ValueError, TypeError, OSError, MisconfigurationException) as error:
         if not _is_mistake(error):
             raise
         _exit(mistakes.explain(str(error), CHOICES))
+
+
+def _run(given: list[str]) -> None:
+    if not given:
+        raise argparse.ArgumentError(None, f"no command was given.\n\n{DESCRIPTION}")
+    if given[0] in PLAIN_COMMANDS:
+        raise SystemExit(PLAIN_COMMANDS[given[0]](given[1:]))
+    NormsCLI(list(_with_recipes(given)))
 
 
 def _path(cls: type) -> str:
@@ -137,9 +143,9 @@ def _with_recipes(arguments: list[str]) -> Iterator[str]:
     for argument in arguments:
         flag, separator, value = argument.partition("=")
         if after_flag:
-            yield recipes.resolve(argument)
+            yield _check_yaml(recipes.resolve(argument))
         elif flag == "--config" and separator:
-            yield f"--config={recipes.resolve(value)}"
+            yield f"--config={_check_yaml(recipes.resolve(value))}"
         else:
             yield argument
         after_flag = not after_flag and argument in ("--config", "-c")
@@ -154,18 +160,31 @@ def _is_mistake(error: BaseException) -> bool:
     return package in ("lightning_norms", "lightning", "jsonargparse")
 
 
-@rank_zero_only
-def _show_messages() -> None:
-    """Our log messages go to the console, as Lightning's do."""
+@contextmanager
+def _messages_on_console() -> Iterator[None]:
+    """Our log messages go to the console while a command runs, as Lightning's do."""
     logger = logging.getLogger("lightning_norms")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    level, logger.level = logger.level, logging.INFO
     # Lightning 2.6 on torch 2.13, nothing that a user could change.
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+def _check_yaml(file: str) -> str:
+    """The file's name again, if it can be read as YAML."""
+    try:
+        yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    return file
 
 
 def _exit(message: str) -> None:

@@ -88,7 +88,8 @@ def total_norm(norms: Tensor) -> Tensor:
         >>> total_norm(torch.tensor([3.0, 4.0])).item()
         5.0
     """
-    return torch.linalg.vector_norm(norms)
+    total: Tensor = torch.linalg.vector_norm(norms)
+    return total
 
 
 def update_ratio(update: Tensor, weight: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union|Subtypes:|Errors:|Expected a <class 'NoneType'>"
     r"|Given value|Problem with given class_path|Parser key|Expected a path but|Expected a dot import path"
     r"|Not a valid subclass of|Subclass types expect one of|a class path \(str\)|a dict with|a dict without)"
 )
+TOP = ["model", "data", "trainer", "seed_everything", "ckpt_path", "config"]
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 
 
@@ -33,9 +34,10 @@ def explain(message: str, choices: Mapping[str, type]) -> str:
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
     for pattern, answer in (
-        (r"(?:Group '[^']*' does|does) not accept option '([^']+)'", _unknown_key),
-        (r"Option '([^']+)' is not accepted", _unknown_key),
-        (r"[Uu]nrecognized arguments: -*([\w.+-]+)", _unknown_key),
+        (r"Group '(?P<group>[^']*)' does not accept option '(?P<key>[^']+)'", _unknown_key),
+        (r"does not accept option '(?P<key>[^']+)'", _unknown_key),
+        (r"Option '(?P<key>[^']+)' is not accepted", _unknown_key),
+        (r"[Uu]nrecognized arguments: -*(?P<key>[\w.+-]+)", _unknown_key),
         (r"Expected a dot import path string: (\S+)", _unknown_class),
         (r"Expected a <class '(\w+)'>\. Got value: ([^\n]*)", _wrong_type),
     ):
@@ -49,7 +51,8 @@ def explain(message: str, choices: Mapping[str, type]) -> str:
 def subclasses(base: type) -> list[str]:
     """Names of the classes that can be given by one word where ``base`` is asked for."""
     found: list[str] = []
-    for child in base.__subclasses__():
+    children: list[type] = base.__subclasses__()
+    for child in children:
         if not inspect.isabstract(child) and not child.__name__.startswith("_"):
             found.append(child.__name__)
         found.extend(subclasses(child))
@@ -57,11 +60,14 @@ def subclasses(base: type) -> list[str]:
 
 
 def _unknown_key(key: str, found: re.Match[str], choices: Mapping[str, type]) -> str:
-    word = found[1].rpartition(".")[2]
-    where = f" in {key}" if key else ""
-    near = difflib.get_close_matches(word, _known_words(choices), n=3)
+    parts = [key, found.groupdict().get("group"), found["key"]]
+    *parents, word = ".".join(part for part in parts if part).split(".")
+    if parents and parents[0] not in TOP:  # the wrong key holds others
+        parents, word = [], parents[0]
+    allowed = _arguments(choices[parents[-1]]) if parents and parents[-1] in choices else TOP
+    near = difflib.get_close_matches(word, allowed, n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else "See --help for all keys."
-    return f"there is no key {found[1]!r}{where}. {hint}"
+    return f"there is no key {'.'.join([*parents, word])!r}. {hint}"
 
 
 def _unknown_class(key: str, found: re.Match[str], choices: Mapping[str, type]) -> str:
@@ -77,12 +83,12 @@ def _wrong_type(key: str, found: re.Match[str], _: Mapping[str, type]) -> str:
     return f"{key} is {found[2]!r}, but it must be {TYPES.get(found[1], found[1])}."
 
 
-def _known_words(choices: Mapping[str, type]) -> Iterable[str]:
-    """Every argument of every class that a key may name."""
-    words: set[str] = set(choices)
-    pending = list(choices.values())
+def _arguments(base: type) -> list[str]:
+    """Every argument of a class and of its subclasses."""
+    words: set[str] = set()
+    pending = [base]
     while pending:
         cls = pending.pop()
         pending.extend(cls.__subclasses__())
-        words |= set(inspect.signature(cls.__init__).parameters) - {"self", "args", "kwargs"}
+        words.update(inspect.signature(cls).parameters)
     return sorted(words)

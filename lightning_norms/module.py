@@ -173,7 +173,8 @@ class DecoderModule(LightningModule):
         """Log tokens per second over all ranks, at the logging interval."""
         count = self._clock[0] + batch["inputs"].numel() * self.trainer.world_size
         self._clock = (count, self._clock[1])
-        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the trainer's logger connector
+        if every and self.trainer.global_step % every == 0:
             now = time.perf_counter()
             self.log(TOKENS_PER_SECOND.name, count / (now - self._clock[1]))
             self._clock = (0, now)

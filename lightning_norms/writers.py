@@ -10,10 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lightning_norms.depth import Stack, clean_name, is_norm, join, stacks, unwrap
+
+FUSED = re.compile(r"c_attn|in_proj|qkv|query_key_value")
+MIXED = re.compile(r"query_key_value")  # GPT-NeoX, BLOOM, Falcon: query, key and value alternate by head
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,14 @@ class Matrix:
     layer: int
     """1-based."""
     layers: int
+    """L of its stack."""
+    writer: bool
+    """Whether its output is added to the stream; False for the rest of the value path."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether query, key and value share this matrix, so that only the value third is on the value path."""
+        return not self.writer and FUSED.search(self.name) is not None
 
 
 def residual_writers(module: nn.Module, pattern: str | None = None) -> tuple[Matrix, ...]:
@@ -66,15 +79,53 @@ def value_path(module: nn.Module, pattern: str | None = None, value_pattern: str
         return _checked(module, lambda block: _declared(block, "value_path"), None, "pattern")
     if pattern is None or value_pattern is None:
         raise ValueError("this rule scales the whole value path: give both pattern= (writers) and value_pattern=")
-    both = (*residual_writers(module, pattern), *_checked(module, lambda _: set(), value_pattern, "value_pattern"))
-    return tuple({id(matrix.parameter): matrix for matrix in both}.values())
+    writers = {id(matrix.parameter): matrix for matrix in residual_writers(module, pattern)}
+    others = _checked(module, lambda _: set(), value_pattern, "value_pattern")
+    for matrix in others:
+        _check_thirds(matrix)
+    return tuple(({id(matrix.parameter): matrix for matrix in others} | writers).values())
+
+
+@torch.no_grad()
+def scale_(matrix: Matrix, factor: float) -> None:
+    """Multiply a matrix in place; of a fused qkv matrix [3d, d] (HF Conv1D: [d, 3d]) only the value third."""
+    parameter: Any = matrix.parameter
+    if not matrix.fused:
+        local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        local.mul_(factor)
+        return
+    dimension = output_dimension(matrix.owner)
+    length = parameter.shape[dimension]
+    scaling = torch.ones(length, device=parameter.device, dtype=parameter.dtype)
+    scaling[-(length // 3) :] = factor
+    scaling = scaling.unsqueeze(1 - dimension)
+    if hasattr(parameter, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        scaling = distribute_tensor(scaling.expand_as(parameter), parameter.device_mesh, parameter.placements)
+    parameter.mul_(scaling)
+
+
+def output_dimension(owner: nn.Module) -> int:
+    """Which dimension of a matrix counts outputs: 0, but 1 in Hugging Face's transposed Conv1D."""
+    return 1 if type(owner).__name__ == "Conv1D" else 0
+
+
+def _check_thirds(matrix: Matrix) -> None:
+    shape, dimension = tuple(matrix.parameter.shape), output_dimension(matrix.owner)
+    known = len(shape) == 2 and not MIXED.search(matrix.name) and shape[dimension] == 3 * shape[1 - dimension]
+    if matrix.fused and not known:
+        raise ValueError(
+            f"cannot find the value third of {matrix.name} {list(shape)}: expected [3d, d] in the order query, key, "
+            "value. Leave it out of value_pattern."
+        )
 
 
 def describe(module: nn.Module) -> str:
     """What was seen of ``module``, for an error message: its stacks and the matrices of the first block."""
     found = stacks(module)
     if not found:
-        return f"{type(module).__name__}: no nn.ModuleList or nn.Sequential of repeated blocks"
+        return f"{type(module).__name__}: no list of repeated blocks (nn.ModuleList, nn.Sequential)"
     lines = []
     for stack in found:
         index, block = stack.blocks[0]
@@ -93,7 +144,7 @@ def _checked(
     for stack in stacks(module):
         counts: dict[int, list[str]] = {}
         for index, block in stack.blocks:
-            matrices = list(_matching(stack, index, block, declared(block), pattern))
+            matrices = list(_matching(stack, index, block, declared(block), pattern, argument))
             counts.setdefault(len(matrices), []).append(str(index))
             for matrix in matrices:
                 found.setdefault(id(matrix.parameter), matrix)
@@ -108,7 +159,10 @@ def _checked(
     return tuple(found.values())
 
 
-def _matching(stack: Stack, index: int, block: nn.Module, declared: set[int], pattern: str | None) -> Iterator[Matrix]:
+def _matching(
+    stack: Stack, index: int, block: nn.Module, declared: set[int], pattern: str | None, argument: str
+) -> Iterator[Matrix]:
+    writers = _declared(block, "writer")
     for raw, parameter in block.named_parameters():
         name = join(join(stack.path, str(index)), clean_name(raw))
         owner = block.get_submodule(raw.rpartition(".")[0])
@@ -117,7 +171,8 @@ def _matching(stack: Stack, index: int, block: nn.Module, declared: set[int], pa
         else:
             chosen = bool(re.search(pattern, name)) and not name.endswith("bias") and not is_norm(owner)
         if chosen:
-            yield Matrix(name, parameter, owner, block, stack.label, index + 1, stack.layers)
+            writer = argument == "pattern" if pattern else id(parameter) in writers
+            yield Matrix(name, parameter, owner, block, stack.label, index + 1, stack.layers, writer)
 
 
 def _declared(block: nn.Module, attribute: str) -> set[int]:

@@ -45,7 +45,9 @@ def test_groups_of_a_decoder_are_in_depth_order():
 
 def test_depth_is_a_number_and_pads_to_its_stack():
     depth = DepthMap.of(holder(h=layers(12)))
-    assert depth.groups.index(depth.group_of("h.10.norm1.weight")) > depth.groups.index(depth.group_of("h.2.norm1.bias"))
+    assert depth.groups.index(depth.group_of("h.10.norm1.weight")) > depth.groups.index(
+        depth.group_of("h.2.norm1.bias")
+    )
     assert stacks(holder(h=layers(101)))[0].group(7) == "block_007"
 
 
@@ -113,7 +115,9 @@ def test_tied_head_counts_once():
 
 
 def test_module_without_blocks():
-    depth = DepthMap.of(holder(embed=nn.Embedding(3, 2), norm=nn.LayerNorm(2), mlp=nn.Linear(2, 2), head=nn.Linear(2, 1)))
+    depth = DepthMap.of(
+        holder(embed=nn.Embedding(3, 2), norm=nn.LayerNorm(2), mlp=nn.Linear(2, 2), head=nn.Linear(2, 1))
+    )
     assert depth.stacks == ()
     assert depth.groups == ("embedding", "head", "other")
     assert DepthMap.of(nn.Identity()).groups == ()

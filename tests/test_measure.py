@@ -27,7 +27,9 @@ def test_norms_equal_a_loop_over_parameters_and_add_up():
     for group, value in zip(norms.groups, measured.tolist(), strict=True):
         assert value == pytest.approx(naive([p.grad for name, p in named if name.startswith(group)]), rel=1e-6)
     assert total_norm(measured).item() == pytest.approx(naive([p.grad for _, p in named]), rel=1e-6)
-    assert total_norm(measured).item() == pytest.approx(torch.nn.utils.get_total_norm([p.grad for _, p in named]).item())
+    assert total_norm(measured).item() == pytest.approx(
+        torch.nn.utils.get_total_norm([p.grad for _, p in named]).item()
+    )
 
 
 def test_missing_and_empty_gradients_count_nothing():

@@ -279,12 +279,11 @@ class DepthMonitor(Callback):
         for logger in loggers:
             add_image = getattr(getattr(logger, "experiment", None), "add_image", None)
             if add_image is not None:
-                step = self.history.logged_steps[-1]
-                add_image("grad_norm_by_depth", pixels(figure), step, dataformats="HWC")
+                add_image("grad_norm_by_depth", pixels(figure), self.history.logged_steps[-1], dataformats="HWC")
 
 
 def _with_total(norms: Tensor) -> Tensor:
-    return torch.cat([norms, total_norm(norms).reshape(1)])
+    return torch.cat([norms, norms.sum().reshape(1)])
 
 
 def _logged_step(trainer: Trainer) -> int:

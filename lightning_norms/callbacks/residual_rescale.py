@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
-from lightning_norms.depth import is_norm
+from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
-from lightning_norms.writers import Matrix, residual_writers, value_path
+from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
-FUSED = re.compile(r"c_attn|in_proj|qkv|query_key_value")
 TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
 MARK = "residual_rescaled"
 SETTLED = "_residual_rescale_settled"
@@ -107,7 +104,7 @@ class ResidualRescale(Callback):
                 "ResidualRescale: these weights have been trained (a norm's gain or bias is no longer one constant), "
                 "and rescaling them would change the model; remove the callback, or say `when: always`."
             )
-        if self.when == "auto" and already_scaled(matrices, self.rule, self._is_fused):
+        if self.when == "auto" and already_scaled(matrices, self.rule):
             self._settle(pl_module, [])
             rank_zero_info(f"ResidualRescale: this init already has {self.rule}; nothing changed.")
             return
@@ -131,16 +128,11 @@ class ResidualRescale(Callback):
             return value_path(module, self.pattern, self.value_pattern)
         return residual_writers(module, self.pattern)
 
-    def _is_fused(self, matrix: Matrix) -> bool:
-        """Whether only the value part of a matrix belongs to the rule: a fused qkv that is no writer."""
-        writer = self.pattern is not None and re.search(self.pattern, matrix.name) is not None
-        return self.rule.whole_value_path and not writer and FUSED.search(matrix.name) is not None
-
     def _scale(self, matrices: Sequence[Matrix]) -> list[float]:
         free = [matrix for matrix in matrices if matrix.parameter.requires_grad]
         factors = [self.rule.gain(matrix.layer, matrix.layers) for matrix in free]
         for matrix, factor in zip(free, factors, strict=True):
-            scale_(matrix, factor, value_third_only=self._is_fused(matrix))
+            scale_(matrix, factor)
         return factors
 
     def _settle(self, module: nn.Module, factors: list[float]) -> None:
@@ -155,104 +147,3 @@ def _line(rule: RescaleRule, matrices: Sequence[Matrix], factors: Sequence[float
     layers = ", ".join(f"L={layers}{f' ({stack})' if stack else ''}" for stack, layers in depths)
     span = f"factor {min(factors):.4g} to {max(factors):.4g}" if factors else "all frozen"
     return f"ResidualRescale: {rule}, {layers}: {len(factors)} of {len(matrices)} matrices, {span}."
-
-
-@torch.no_grad()
-def scale_(matrix: Matrix, factor: float, value_third_only: bool = False) -> None:
-    """Multiply a matrix in place; of a fused qkv matrix [3d, d] (HF Conv1D: [d, 3d]) only the value third.
-
-    Raises:
-        ValueError: the fused matrix is not three equal parts in the order query, key, value.
-    """
-    parameter: Any = matrix.parameter
-    if value_third_only:
-        scaling = _third(matrix, factor)
-        if hasattr(parameter, "device_mesh"):
-            from torch.distributed.tensor import distribute_tensor
-
-            scaling = distribute_tensor(scaling.expand_as(parameter), parameter.device_mesh, parameter.placements)
-        parameter.mul_(scaling)
-    else:
-        local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        local.mul_(factor)
-
-
-def _third(matrix: Matrix, factor: float) -> Tensor:
-    parameter, shape = matrix.parameter, tuple(matrix.parameter.shape)
-    dimension = _output_dimension(matrix.owner)
-    mixed = "query_key_value" in matrix.name  # GPT-NeoX, BLOOM, Falcon: query, key and value alternate by head
-    if mixed or len(shape) != 2 or shape[dimension] != 3 * shape[1 - dimension]:
-        raise ValueError(
-            f"ResidualRescale: cannot find the value third of {matrix.name} {list(shape)}: expected [3d, d] in the "
-            "order query, key, value. Leave it out of value_pattern."
-        )
-    third = shape[dimension] // 3
-    scaling = torch.ones(shape[dimension], device=parameter.device, dtype=parameter.dtype)
-    scaling[-third:] = factor
-    return scaling.unsqueeze(1 - dimension)
-
-
-def _output_dimension(owner: nn.Module) -> int:
-    return 1 if type(owner).__name__ == "Conv1D" else 0  # HF GPT-2 keeps its weights transposed
-
-
-@torch.no_grad()
-def looks_trained(module: nn.Module) -> bool:
-    """Whether some norm's gain or bias is no longer one constant, as it is in every published init."""
-    for part in module.modules():
-        if is_norm(part):
-            for name, parameter in part.named_parameters(recurse=False):
-                if name in ("weight", "gain", "gamma", "scale", "bias", "beta", "shift") and parameter.numel() > 1:
-                    whole = _whole(parameter)
-                    if whole.numel() and bool(whole.min() != whole.max()):
-                        return True
-    return False
-
-
-@torch.no_grad()
-def already_scaled(
-    matrices: Sequence[Matrix], rule: RescaleRule, is_fused: Callable[[Matrix], bool] = lambda _: False
-) -> bool:
-    """Whether the init already contains the rule's factor, as Hugging Face's GPT-2 does.
-
-    Compares every matrix with others of the same fan-in in its block that the rule leaves alone (a fused value third
-    with its query third): the ratio of their standard deviations is the factor if it is in, and 1 if it is not.
-    """
-    chosen = {id(matrix.parameter) for matrix in matrices}
-    ratios, misses = [], []
-    for matrix in matrices:
-        spread, reference = _spreads(matrix, chosen, is_fused(matrix))
-        if spread > 0 and reference > 0:
-            ratios.append(math.log(spread / reference))
-            misses.append(ratios[-1] - math.log(rule.gain(matrix.layer, matrix.layers)))
-    if not ratios:
-        return False
-    miss, distance = (sum(map(abs, each)) / len(each) for each in (misses, ratios))
-    return miss < 0.5 * distance and abs(sum(misses)) / len(misses) < 0.2
-
-
-def _spreads(matrix: Matrix, chosen: set[int], fused: bool) -> tuple[float, float]:
-    """Standard deviations of a matrix and of its untouched peers; 0 where there is none to compare with."""
-    if matrix.parameter.ndim != 2:
-        return 0.0, 0.0
-    if fused:
-        query, _, value = _whole(matrix.parameter).float().chunk(3, dim=_output_dimension(matrix.owner))
-        return float(value.std()), float(query.std())
-    fan_in = matrix.parameter.shape[1 - _output_dimension(matrix.owner)]
-    peers = []
-    for name, other in matrix.block.named_parameters():
-        owner = matrix.block.get_submodule(name.rpartition(".")[0])
-        if other.ndim == 2 and id(other) not in chosen and other.shape[1 - _output_dimension(owner)] == fan_in:
-            peers.append(other)
-    # Xavier depends on both sides of a matrix, so one of the very same shape is the better witness.
-    peers = [other for other in peers if other.shape == matrix.parameter.shape] or peers
-    return _spread(matrix.parameter), max(map(_spread, peers), default=0.0)
-
-
-def _spread(parameter: Tensor) -> float:
-    return float(_whole(parameter).float().std())
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    whole: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return whole

@@ -1,4 +1,4 @@
-"""Run as a script in two gloo processes: what must hold on both. ``python -m tests.callbacks.two_ranks CHECK FOLDER``."""
+"""What must hold on both of two gloo processes: ``python -m tests.callbacks.two_ranks CHECK FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.rescale_rules import DeepNormRescale
+from lightning_norms.writers import Matrix, scale_
 from tests.stand_ins import Decoder, Module, loader, seeded, trainer
 
 
@@ -24,7 +25,6 @@ class Sharded(Module):
             fully_shard(block, mesh=self.device_mesh["data_parallel"])
         fully_shard(self.decoder, mesh=self.device_mesh["data_parallel"])
 
-
     def train_dataloader(self):
         data = loader(batches=16).dataset
         sampler = DistributedSampler(data, num_replicas=2, rank=self.global_rank, shuffle=False)
@@ -34,7 +34,9 @@ class Sharded(Module):
 class WeightsAtStart(Callback):
     def on_train_start(self, trainer, pl_module):
         weights = [each.weight for each in writers(pl_module)]
-        self.weights = [each.full_tensor() if hasattr(each, "full_tensor") else each.detach().clone() for each in weights]
+        self.weights = [
+            each.full_tensor() if hasattr(each, "full_tensor") else each.detach().clone() for each in weights
+        ]
 
 
 def writers(module):
@@ -63,6 +65,18 @@ def rescale_ddp(folder):
     assert all(torch.equal(now, saved[name]) for now, name in zip(again.weights, names, strict=True))
 
 
+def fused_third(mesh):
+    """Only the value third of a sharded qkv matrix changes, wherever the shards end."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(96.0).reshape(12, 8)[:, :4].contiguous()
+    for dimension in range(2):
+        parameter = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(dimension)]))
+        matrix = Matrix("in_proj_weight", parameter, torch.nn.Linear(4, 12), None, "", 1, 1, writer=False)
+        scale_(matrix, 0.5)
+        assert torch.equal(parameter.full_tensor(), torch.cat([whole[:8], whole[8:] * 0.5]))
+
+
 def sharded(folder):
     """Norms, streams and rescale of sharded weights equal those of one process; every rank sees the same."""
     strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
@@ -73,6 +87,7 @@ def sharded(folder):
     options = {"devices": 2, "strategy": strategy, "use_distributed_sampler": False}
     trainer(folder, rescale, monitor, seen, **options).fit(module)
     assert all(torch.allclose(now, old * 0.5, atol=1e-7) for now, old in zip(seen.weights, before, strict=True))
+    fused_third(module.device_mesh["data_parallel"])
     rank = torch.distributed.get_rank()
     torch.save((monitor.history.state_dict(), before), folder / f"rank_{rank}.pt")
 

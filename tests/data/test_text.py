@@ -177,7 +177,7 @@ NAN = float("nan")
         *(({"batch_size": value}, "data.batch_size must be .* at least 1, got") for value in (0, -8, None, True, "8")),
         *(({"val_batch_size": value}, "data.val_batch_size must be .* at least 1, got") for value in (0, -8, NAN)),
         *(({"num_workers": value}, "data.num_workers must be .* at least 0, got") for value in (-1, None)),
-        *(({"seed": value}, "data.seed must be .* at least 0, got") for value in (-1, None, 0.5)),
+        *(({"seed": value}, "data.seed must be .* at least 0, got") for value in (-1, True, 0.5)),
         *(
             ({"val_fraction": value}, r"data.val_fraction must be a number in \[0, 1\), got")
             for value in (1, -0.1, NAN, None)

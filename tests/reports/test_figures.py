@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -26,7 +27,7 @@ def test_deep_run_has_block_0_at_the_bottom_and_readable_labels():
     assert {"embedding", "0", "47", "final_norm", "head"} <= set(ticks)
     assert ticks["embedding"] < ticks["0"] < ticks["47"] < ticks["final_norm"] < ticks["head"]
     boxes = sorted((label.get_window_extent() for label in axes.get_yticklabels()), key=lambda box: box.y0)
-    assert all(below.y1 <= above.y0 + 2 for below, above in zip(boxes, boxes[1:], strict=False))
+    assert all(below.y1 <= above.y0 + 2 for below, above in itertools.pairwise(boxes))
     assert not axes.yaxis_inverted()
     steps = [label.get_text() for label in axes.get_xticklabels()]
     assert steps[0] == "0"

@@ -35,9 +35,7 @@ def test_small_and_empty_tables():
 
 def test_ratio_readings():
     profile = Profile(("encoder.block_00", "encoder.block_01"), (0, 90), ((3.2, 0.0), (1.0, 0.0)))
-    assert ratio_readings(profile, "gradient") == [
-        "encoder bottom/top gradient ratio: 3.2 at step 0 -> nan at step 90"
-    ]
+    assert ratio_readings(profile, "gradient") == ["encoder bottom/top gradient ratio: 3.2 at step 0 -> nan at step 90"]
     one = Profile(("block_00", "block_01"), (0,), ((1.0,), (0.0,)))
     assert ratio_readings(one, "gradient") == ["bottom/top gradient ratio: inf at step 0"]
     assert ratio_readings(Profile(("block_00", "head"), (0,), ((1.0,), (1.0,))), "gradient") == []

@@ -1,0 +1,22 @@
+"""One thread, a cache of our own, and no global seed left behind by an earlier test."""
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """Encoded text is kept for the session, away from the user's."""
+    os.environ["LIGHTNING_NORMS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def global_seed(monkeypatch):
+    """seed_everything leaves its seed in the environment, where the data module looks for it."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")
+    monkeypatch.delenv("PL_GLOBAL_SEED")
