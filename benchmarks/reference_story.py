@@ -24,10 +24,23 @@ def run(recipe: str, seed: int, folder: Path) -> dict[str, float]:
     results = folder / f"{recipe}-{seed}.json"
     if not results.exists():
         logs = folder / f"{recipe}-{seed}"
-        arguments = ["fit", "--config", f"{recipe}.yaml", "--seed_everything", str(seed), "--trainer.log_every_n_steps=1"]
-        logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={logs}", "--trainer.enable_progress_bar=false"]
+        arguments = [
+            "fit",
+            "--config",
+            f"{recipe}.yaml",
+            "--seed_everything",
+            str(seed),
+            "--trainer.log_every_n_steps=1",
+        ]
+        logger = [
+            "--trainer.logger=CSVLogger",
+            f"--trainer.logger.save_dir={logs}",
+            "--trainer.enable_progress_bar=false",
+        ]
         with (folder / f"{recipe}-{seed}.log").open("w") as log:
-            subprocess.run([sys.executable, "-m", "lightning_norms", *arguments, *logger], check=True, stdout=log, stderr=log)
+            subprocess.run(
+                [sys.executable, "-m", "lightning_norms", *arguments, *logger], check=True, stdout=log, stderr=log
+            )
         results.write_text(json.dumps(read(next(logs.rglob("metrics.csv")))))
     return json.loads(results.read_text())
 

@@ -60,7 +60,7 @@ def test_weight_decay_on_matrices_only():
 
 
 def test_a_model_that_knows_nothing_has_eight_bits_per_byte(tmp_path, data):
-    """256 equal logits: log2(256) bits for each byte, ln(256) nats for each token, perplexity 256, whatever the batch."""
+    """256 equal logits: log2(256) bits for each byte, ln(256) nats for each token, perplexity 256."""
     module = DecoderModule(DecoderConfig(tied_head=False, **SMALL), learning_rate=0.0, weight_decay=0.0)
     run = trainer(tmp_path, limit_val_batches=None)
     module.on_train_start = lambda: torch.nn.init.zeros_(module.decoder.head.weight)
@@ -74,7 +74,9 @@ def test_unigram_entropy_is_printed_once(tmp_path, data, caplog):
     with caplog.at_level(logging.INFO):
         trainer(tmp_path).fit(DecoderModule(DecoderConfig(**SMALL)), data)
     said = [record.getMessage() for record in caplog.records if "unigram entropy" in record.getMessage()]
-    assert said == [f"unigram entropy of the training data: {data.unigram_entropy:.4f} nats/token (a dead run sits here)"]
+    assert said == [
+        f"unigram entropy of the training data: {data.unigram_entropy:.4f} nats/token (a dead run sits here)"
+    ]
 
 
 def test_checkpoint_is_plain_and_brings_back_weights_shape_and_tokenizer(tmp_path, data):
@@ -118,7 +120,13 @@ def test_scheduler_is_stepped_every_optimizer_step(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("learning_rate", -1.0), ("learning_rate", float("nan")), ("eps", None), ("weight_decay", -0.1), ("betas", (0.9, 1.0))],
+    [
+        ("learning_rate", -1.0),
+        ("learning_rate", float("nan")),
+        ("eps", None),
+        ("weight_decay", -0.1),
+        ("betas", (0.9, 1.0)),
+    ],
 )
 def test_senseless_numbers_are_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is"):
@@ -152,7 +160,7 @@ def test_without_a_data_module_validation_sets_have_numbers(tmp_path):
             "gradient_clip_val": 1.0,
         },
     ],
-    ids=str,
+    ids=lambda changes: next(iter(changes)),
 )
 def test_trains_in_every_precision(tmp_path, data, changes):
     """The loss of a repeated sentence falls, without a warning."""

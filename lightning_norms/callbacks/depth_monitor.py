@@ -283,7 +283,7 @@ class DepthMonitor(Callback):
 
 
 def _with_total(norms: Tensor) -> Tensor:
-    return torch.cat([norms, norms.sum().reshape(1)])
+    return torch.cat([norms, total_norm(norms).reshape(1)])
 
 
 def _logged_step(trainer: Trainer) -> int:

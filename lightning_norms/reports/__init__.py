@@ -1,1 +1,1 @@
-"""."""
+"""Numbers to tables and pictures: plain data in, no Lightning."""

@@ -302,6 +302,13 @@ def test_two_fits_of_one_trainer_go_on_and_another_trainer_starts_afresh(tmp_pat
     assert monitor.history.profile("grad_norm/").stacks() == {"": (1,)}
 
 
+def test_a_fresh_run_after_a_very_short_one_starts_at_step_0(tmp_path):
+    monitor = quiet(every_n_steps=3)
+    for steps in (2, 4):
+        trainer(tmp_path, monitor, max_steps=steps).fit(Module(), loader())
+    assert monitor.history.logged_steps == [0, 3]
+
+
 def test_state_and_callback_can_be_pickled(tmp_path):
     monitor = quiet()
     watch(tmp_path, monitor=monitor)
@@ -316,6 +323,30 @@ def test_state_and_callback_can_be_pickled(tmp_path):
 def test_unusable_interval_is_refused_when_built(steps):
     with pytest.raises(ValueError, match="every_n_steps must be a whole number above 0"):
         DepthMonitor(every_n_steps=steps)
+
+
+def test_works_in_the_other_lightning_package(tmp_path):
+    package = pytest.importorskip("pytorch_lightning")
+    from lightning_norms.callbacks.residual_rescale import ResidualRescale
+
+    class Other(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.decoder = seeded(Decoder)
+
+        def training_step(self, batch, batch_idx):
+            return self.decoder(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module, monitor = Other(), quiet(every_n_steps=2)
+    quietly = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {"accelerator": "cpu", "max_steps": 4, "enable_model_summary": False, "log_every_n_steps": 1}
+    run = package.Trainer(callbacks=[ResidualRescale(), monitor], default_root_dir=tmp_path, **quietly, **options)
+    run.fit(module, loader())
+    assert module.residual_rescaled
+    assert monitor.history.steps == [0, 2]
 
 
 # --- loggers and the end of a run -----------------------------------------------------------------------------------

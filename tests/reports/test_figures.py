@@ -55,12 +55,15 @@ def test_zero_infinite_and_nan_have_their_own_colours_and_a_legend():
     "values", [((0.0,),), ((math.nan,),), ((math.inf,),), ((2.0,),), ((5e-324,),), ((1e308,),), ((-1.0,),)]
 )
 def test_one_strange_value_still_draws(values):
-    draw(Profile(("block_00",), (0,), values))
+    low, high = draw(Profile(("block_00",), (0,), values)).axes[0].collections[0].get_clim()
+    assert 0 < low < high < float("inf")
 
 
 @pytest.mark.parametrize("groups", [(), ("other",), ("encoder.block_00", "encoder.block_01", "decoder.block_00")])
 def test_unusual_depths_still_draw(groups):
-    draw(Profile(groups, (0, 10), tuple((1.0, 2.0) for _ in groups)))
+    axes = draw(Profile(groups, (0, 10), tuple((1.0, 2.0) for _ in groups))).axes[0]
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert shown == [group.replace("block_0", "") for group in groups]
 
 
 def test_file_and_pixels(tmp_path):

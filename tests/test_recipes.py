@@ -1,0 +1,67 @@
+"""Every shipped recipe is what its header says, and runs for two steps without an unexpected warning."""
+
+import re
+
+import pytest
+import yaml
+
+from lightning_norms import recipes
+from lightning_norms.cli import main
+
+# What a recipe is, as the difference to post48. Anything else that differs is a mistake.
+WARMUP, RESCALE = "Warmup", "ResidualRescale"
+DIFFERENCES = {
+    "post48": {},
+    "pre48": {"placement": "PreNorm", "without": {WARMUP, RESCALE}},
+    "post48-cold": {"without": {WARMUP, RESCALE}},
+    "post48-warmup": {"without": {RESCALE}},
+    "post48-rescale": {"without": {WARMUP}},
+    "deepnorm48": {"placement": "DeepNorm", "without": {WARMUP, RESCALE}},
+    "deepnorm200": {"placement": "DeepNorm", "without": {WARMUP, RESCALE}, "n_layers": 200, "max_steps": 150},
+}
+
+
+def read(name):
+    return yaml.safe_load(recipes.find(name).read_text(encoding="utf-8"))
+
+
+def test_every_recipe_is_known_here():
+    assert set(recipes.names()) == {*DIFFERENCES, "tiny"}
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_header_has_command_runtime_and_expectation(name):
+    lines = recipes.find(name).read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(rf"# {name}: .+", lines[0])
+    assert lines[1] == f"#   command   python -m lightning_norms fit --config {name}.yaml"
+    assert lines[2].startswith("#   runtime   about ")
+    assert lines[3].startswith("#   expect    ")
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_the_48_block_recipes_differ_in_nothing_else(name):
+    expected, difference = read("post48"), DIFFERENCES[name]
+    decoder = expected["model"]["init_args"]["decoder"]
+    decoder["placement"] = difference.get("placement", decoder["placement"])
+    decoder["n_layers"] = difference.get("n_layers", decoder["n_layers"])
+    expected["trainer"]["max_steps"] = difference.get("max_steps", 300)
+    expected["trainer"]["callbacks"] = [
+        callback
+        for callback in expected["trainer"]["callbacks"]
+        if callback["class_path"] not in difference.get("without", ())
+    ]
+    assert read(name) == expected
+
+
+@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.filterwarnings("ignore:Warmup takes .* but the run ends after 2")
+def test_two_steps_without_a_warning(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1"]
+    main(["fit", "--config", name, *short, "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"])
+    assert re.search(r"val/prose/bits_per_byte *│ *[4-9]\.\d+", capsys.readouterr().out)
+
+
+def test_an_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(FileNotFoundError, match="post48-cold"):
+        recipes.find("../cli")
