@@ -19,7 +19,7 @@ from rich.console import Console
 from lightning_norms import generate, mistakes, recipes
 
 # Imported so that their classes are known by one word in YAML.
-from lightning_norms.callbacks import depth_monitor, residual_rescale, warmup  # noqa: F401
+from lightning_norms.callbacks import depth_monitor, lr_fallback, residual_rescale, warmup  # noqa: F401
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig

@@ -8,11 +8,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_norms"
 FLOORS = {
     "metrics": 0, "schedules": 0, "rescale_rules": 0, "depth": 0, "depth_history": 0, "plain": 0,
-    "measure": 1, "writers": 1, "initial_weights": 2,
+    "measure": 1, "writers": 1, "initial_weights": 2, "detection": 0, "ladder": 0, "events": 0,
     "recipes": 0, "mistakes": 0, "model.norms": 0, "model.residual": 0, "model.positions": 0,
     "model.attention": 1, "model.feed_forward": 1, "model.placements": 2,
     "model.initialization": 3, "model.decoder": 4, "model.generation": 5,
-    "data": 6, "learning_rate": 6, "module": 7,
+    "data": 6, "learning_rate": 6, "observing": 6, "snapshot_sources": 6, "snapshots": 7, "module": 7,
     "callbacks": 8, "reports": 8, "generate": 8, "cli": 9, "__main__": 10,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""
