@@ -4,6 +4,7 @@ The public names. A YAML file needs none of these imports: there a class is name
 """
 
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
+from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
@@ -53,9 +54,11 @@ __all__ = [
     "DepthMonitor",
     "DepthRescale",
     "Exponential",
+    "FallbackExhaustedError",
     "GPT2Rescale",
     "Inner",
     "InverseSqrt",
+    "LRFallback",
     "LayerNorm",
     "Learned",
     "Linear",

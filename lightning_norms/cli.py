@@ -20,6 +20,7 @@ from lightning_norms import generate, mistakes, recipes
 
 # Imported so that their classes are known by one word in YAML.
 from lightning_norms.callbacks import depth_monitor, lr_fallback, residual_rescale, warmup  # noqa: F401
+from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig
@@ -110,7 +111,7 @@ class NormsCLI(LightningCLI):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; exits with 2 after one short message if the user's input is at fault."""
+    """Run a command; exits with 2 after one short message on the user's input, with 3 if no fallback could save a run."""
     given = sys.argv[1:] if arguments is None else arguments
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # --model mine.Module, also by the console script
@@ -119,6 +120,8 @@ def main(arguments: list[str] | None = None) -> None:
             _run(given)
     except argparse.ArgumentError as error:
         _exit(mistakes.explain(str(error), CHOICES))
+    except FallbackExhaustedError as error:
+        _exit(str(error), code=3)
     except (ValueError, TypeError, OSError, MisconfigurationException) as error:
         if not _is_mistake(error):
             raise
@@ -187,6 +190,6 @@ def _check_yaml(file: str) -> str:
     return file
 
 
-def _exit(message: str) -> None:
+def _exit(message: str, code: int = 2) -> None:
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code)

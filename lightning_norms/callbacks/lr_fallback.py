@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.observing import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.snapshots import Snapshot, find_averages
-from lightning_norms.writers import residual_writers, scale_, value_path
+from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
 NAME = "fallback"
 MARK = "residual_rescaled"
@@ -123,6 +124,7 @@ class LRFallback(Callback):
         self._restarted_at: int | None = None
         self._left_to_scaler = 0
         self._incident: str | None = None
+        self._flagged = 0
         self._events = EventLog(None)
         self._healthy: Snapshot | None = None
         self._start: Snapshot | None = None
@@ -155,6 +157,8 @@ class LRFallback(Callback):
             factors.set(NAME, self._factor)
         if self.dry_run:
             return
+        if self.rescale_on_restart:
+            self._matrices(pl_module)  # the error of a model in which nothing is found belongs here
         if self.steps == 0:
             self._start = Snapshot.take(pl_module, trainer.optimizers, step=0)
             rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
@@ -192,6 +196,8 @@ class LRFallback(Callback):
             return
         seen = self._observer.observe(trainer, optimizer)
         self.steps += 1
+        for factors in self._factors:
+            factors.refresh()  # in full precision they were put on before this step was counted
         for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
             if value is not None:
                 self.scores[name].update(value)
@@ -201,8 +207,7 @@ class LRFallback(Callback):
         if finding is None:
             self._accept(seen)
         elif self.dry_run:
-            self._report(trainer, finding, "report")
-            self._accept(seen)
+            self._only_report(trainer, finding)
         else:
             self._act(trainer, pl_module, optimizer, finding)
 
@@ -220,12 +225,18 @@ class LRFallback(Callback):
         return self.spike.judge(seen) or self.divergence.judge(seen) or stall
 
     def _accept(self, seen: Observation) -> None:
-        if find_non_finite(seen) is None:
-            self.spike.accept(seen)
-            self.divergence.accept(seen)
+        self.spike.accept(seen)
+        self.divergence.accept(seen)
         self.ladder.step_taken()
-        self._incident = None
+        self._incident, self._flagged = None, 0
         self._recover()
+
+    def _only_report(self, trainer: Trainer, finding: Finding) -> None:
+        self._report(trainer, finding, "report")
+        self._flagged += 1
+        if self._flagged > self._limits.max_skips:  # a level that stays is the new level
+            self.spike.start_afresh()
+            self.divergence.start_afresh()
 
     def _recover(self) -> None:
         if self.recovery_steps is not None and self.ladder.factor < 1.0:
@@ -234,6 +245,8 @@ class LRFallback(Callback):
 
     def _act(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, finding: Finding) -> None:
         action = self.ladder.climb(finding.cause, self._healthy is not None, self._start is not None)
+        if finding.cause == "spike" and action != "skip":
+            finding = replace(finding, cause="divergence")  # a spike that stays
         self._report(trainer, finding, action)
         if action == "stop":
             raise FallbackExhaustedError(self._last_words(finding))
@@ -278,14 +291,17 @@ class LRFallback(Callback):
         for factors in self._factors:
             factors.clock = 0  # a Warmup callback's schedule starts again
         if self.rescale_on_restart and not getattr(pl_module, MARK, False):
-            find = value_path if self.rule.whole_value_path else residual_writers
-            matrices = [matrix for matrix in find(pl_module, self.pattern) if matrix.parameter.requires_grad]
+            matrices = self._matrices(pl_module)
             for matrix in matrices:
                 scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
             setattr(pl_module, MARK, True)
             self._start = Snapshot.take(pl_module, trainer.optimizers, step=0)
             rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
         self._healthy = self._start
+
+    def _matrices(self, pl_module: LightningModule) -> list[Matrix]:
+        find = value_path if self.rule.whole_value_path else residual_writers
+        return [matrix for matrix in find(pl_module, self.pattern) if matrix.parameter.requires_grad]
 
     def _factor(self, clock: int) -> float:
         """What the learning rate is multiplied by; after a restart it climbs in a straight line."""
