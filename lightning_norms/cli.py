@@ -111,7 +111,7 @@ class NormsCLI(LightningCLI):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; exits with 2 after one short message on the user's input, with 3 if no fallback could save a run."""
+    """Run a command; exits with 2 after a short message on the input, with 3 if no fallback could save a run."""
     given = sys.argv[1:] if arguments is None else arguments
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # --model mine.Module, also by the console script
