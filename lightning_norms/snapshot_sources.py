@@ -113,8 +113,7 @@ class Sources:
         return {
             name
             for name, parameter in self.parameters.items()
-            if (frozen or parameter.requires_grad or name in moved or id(parameter) in averaged)
-            and not is_lazy(parameter)
+            if frozen or parameter.requires_grad or name in moved or id(parameter) in averaged
         }
 
     def _add(self, key: Key, value: Any) -> None:

@@ -423,6 +423,22 @@ def test_half_precision_and_whole_numbers_keep_their_type():
     assert equal(everything(model), there)
 
 
+class Quantized(torch.Tensor):
+    """A tensor that is more than its numbers."""
+
+
+def test_a_tensor_subclass_is_copied_by_its_own_means():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], lr=0.1)
+    optimizer.state[weight]["moment"] = torch.ones(2).as_subclass(Quantized)
+    snapshot = Snapshot.take(nn.Module(), [optimizer])
+    optimizer.state[weight]["moment"].zero_()
+    for _ in range(2):
+        snapshot.restore(nn.Module(), [optimizer])
+        assert equal(optimizer.state[weight]["moment"], torch.ones(2).as_subclass(Quantized))
+        optimizer.state[weight]["moment"].zero_()
+
+
 # Averages
 
 
@@ -539,6 +555,17 @@ def test_the_average_of_lightnings_callbacks(tmp_path, average):
     assert equal(watch.back, watch.there)
     if average.func is EMAWeightAveraging:
         assert not equal(watch.moved, watch.there)
+
+
+def test_a_callback_that_counts_by_itself():
+    model, callback = net(), Callback()
+    callback._average_model, callback.n_averaged = net(), torch.tensor(2)
+    snapshot = Snapshot.take(model, [], averages=find_averages([callback]))
+    callback.n_averaged += 1
+    with torch.no_grad():
+        callback._average_model.gate.zero_()
+    snapshot.restore(model, [], averages=[callback])
+    assert (callback.n_averaged, callback._average_model.gate) == (2, 1)
 
 
 def test_only_averages_are_found():
