@@ -2,8 +2,8 @@
 
     python benchmarks/stall_toy.py --seeds 8
 
-The next symbol is a fixed function of the last, x -> (5x + 3) mod 32: ln 32 = 3.466 is guessing. Prints a Markdown table:
-end loss, and what the fallback did; about six minutes on one core for eight seeds.
+The next symbol is a fixed function of the last, x -> (5x + 3) mod 32: ln 32 = 3.466 is guessing. Prints end losses and
+what the fallback did, as a Markdown table; about six minutes on one core for eight seeds.
 """
 
 from __future__ import annotations
