@@ -30,7 +30,7 @@ class Event:
     """One thing that was done, or would have been done, to a run.
 
     Args:
-        step: optimizer steps taken before it.
+        step: the optimizer step that it is about, counted from 0: as many steps were taken before it.
         cause: what was seen: "non_finite", "spike", "divergence", "stall", ...
         action: what was done: "skip", "rollback", "restart", "stop", or "report" for nothing.
         evidence: the numbers that speak for the cause, by name; one-element tensors become plain numbers.
@@ -104,12 +104,12 @@ class EventLog:
         self._write(event.to_plain())
 
     def resume_at(self, step: int) -> None:
-        """The run goes on from a checkpoint: later events are of the past. Writes a marker if there is a file.
+        """The run goes on from a checkpoint: events from this step on are abandoned. A file gets a marker.
 
         Args:
-            step: optimizer steps taken at the checkpoint.
+            step: optimizer steps taken at the checkpoint, and so the number of the step that comes next.
         """
-        self.events = [event for event in self.events if event.step <= step]
+        self.events = [event for event in self.events if event.step < step]
         if self.path is not None and self.path.exists():
             self._write({"resumed_at": step})
 
@@ -154,7 +154,7 @@ def read(path: str | Path, *, abandoned: bool = True) -> list[Event]:
     for line in (path / FILE if path.is_dir() else path).read_text(encoding="utf-8").splitlines():
         data = _parse(line)
         if "resumed_at" in data and not abandoned:
-            events = [event for event in events if event.step <= data["resumed_at"]]
+            events = [event for event in events if event.step < data["resumed_at"]]
         elif "action" in data:
             events.append(Event.from_plain(data))
     return events

@@ -130,8 +130,8 @@ def test_resume_drops_only_what_came_later():
     log = EventLog()
     for step in (39, 40, 41):
         log.append(Event(step, "spike", "skip"))
-    log.resume_at(40)
-    assert [event.step for event in log.events] == [39, 40]
+    log.resume_at(40)  # 40 steps were taken: 0 to 39
+    assert [event.step for event in log.events] == [39]
 
 
 def test_a_resume_without_events_makes_no_file(tmp_path):
