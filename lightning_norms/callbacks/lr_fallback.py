@@ -160,9 +160,9 @@ class LRFallback(Callback):
         if self.rescale_on_restart:
             self._matrices(pl_module)  # the error of a model in which nothing is found belongs here
         if self.steps == 0:
-            self._start = Snapshot.take(pl_module, trainer.optimizers, step=0)
+            self._start = self._healthy = self._take(trainer, pl_module)
             rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
-        if not self.stall.is_suspicious():
+        elif not self.stall.is_suspicious():
             self._healthy = self._take(trainer, pl_module)
 
     @override
@@ -278,7 +278,10 @@ class LRFallback(Callback):
     def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
         assert snapshot is not None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        snapshot.restore(pl_module, trainer.optimizers, scaler=scaler, averages=find_averages(trainer.callbacks))  # type: ignore[attr-defined]
+        averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
+        unknown = snapshot.restore(pl_module, trainer.optimizers, scaler=scaler, averages=averages)
+        if unknown:
+            rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(unknown)}")
         self.spike.start_afresh()
         self.divergence.start_afresh()
         self.stall.start_afresh()
@@ -295,7 +298,7 @@ class LRFallback(Callback):
             for matrix in matrices:
                 scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
             setattr(pl_module, MARK, True)
-            self._start = Snapshot.take(pl_module, trainer.optimizers, step=0)
+            self._start = self._take(trainer, pl_module, step=0)
             rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
         self._healthy = self._start
 
@@ -335,13 +338,12 @@ class LRFallback(Callback):
     def _is_healthy(self) -> bool:
         return self._incident is None and not self.stall.is_suspicious()
 
-    def _take(self, trainer: Trainer, pl_module: LightningModule) -> Snapshot:
+    def _take(self, trainer: Trainer, pl_module: LightningModule, step: int | None = None) -> Snapshot:
+        step = self.steps if step is None else step
         reuse = None if self._healthy is self._start else self._healthy
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
-        return Snapshot.take(
-            pl_module, trainer.optimizers, step=self.steps, scaler=scaler, averages=averages, reuse=reuse
-        )
+        return Snapshot.take(pl_module, trainer.optimizers, step=step, scaler=scaler, averages=averages, reuse=reuse)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
@@ -385,8 +387,21 @@ class LRFallback(Callback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is where a resumed run can go back to, so the run that goes on can, too."""
-        if self._observer is not None and not self.dry_run and self._is_healthy():
+        """Let no weight that is not finite reach a file; and keep what is written as the last healthy moment.
+
+        A resumed run can go back to its checkpoint only, so the run that goes on does the same.
+        """
+        if self._observer is None or self.dry_run:
+            return
+        bad = not all(_finite(parameter) for parameter in pl_module.parameters())
+        if self._healthy is not None and trainer.strategy.reduce_boolean_decision(bad, all=False):
+            self._put_back(trainer, pl_module, self._healthy)
+            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+            states = [trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.strategy.optimizers]
+            checkpoint["optimizer_states"] = states
+            finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
+            self._report(trainer, finding, "rollback")
+        elif self._is_healthy():
             self._healthy = self._take(trainer, pl_module)
 
     @override
@@ -434,6 +449,10 @@ def _refuse(trainer: Any) -> None:
         raise ValueError("LRFallback cannot judge LBFGS, which evaluates several losses inside one step.")
     if "DeepSpeed" in type(trainer.strategy).__name__:
         raise ValueError("LRFallback cannot act under DeepSpeed, which keeps gradients and steps to itself.")
+
+
+def _finite(parameter: Tensor) -> bool:
+    return bool(torch.isfinite(parameter.detach()).all())
 
 
 def _megabytes(snapshot: Snapshot) -> str:
