@@ -91,8 +91,8 @@ class SpikeRule:
                 limit = self.loss_limit()
                 message = f"loss {loss:.4g}, above {limit:.4g}, the most that the last {len(self.losses)} steps allow"
                 return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": seen.grad_norm})
-        if len(self.norms) >= WINDOW and seen.grad_norm > 10 * max(self.norms):
-            limit = 10 * max(self.norms)
+        limit = 10 * max(self.norms, default=0.0)
+        if len(self.norms) >= WINDOW and seen.grad_norm > limit > 0:
             message = f"gradient norm {seen.grad_norm:.4g}, above {limit:.4g}, ten times the most of {WINDOW} steps"
             return Finding("spike", message, {"grad_norm": seen.grad_norm, "limit": limit})
         return None

@@ -110,9 +110,13 @@ class Factors:
         if self._stepping or self._worn:
             self._put_on()
 
-    def cancel_step(self) -> None:
-        """Do not count the step that is under way: its gradients were taken away, so that nothing moves."""
-        self._cancelled = True
+    def cancel_step(self, cancel: bool = True) -> None:
+        """Do not count the step that is under way: its gradients were taken away, so that nothing moves.
+
+        Args:
+            cancel: False takes it back, for a step that was never begun.
+        """
+        self._cancelled = cancel
 
     def names(self) -> tuple[str, ...]:
         """Who has a factor here."""

@@ -21,6 +21,9 @@ class StepObserver:
 
     Args:
         module: whose depths are watched.
+
+    Attributes:
+        has_changed: whether parameters were frozen or unfrozen since the step before the last observation.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -29,6 +32,12 @@ class StepObserver:
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
         self._known: tuple[int, ...] = ()
+        self.has_changed = False
+
+    @property
+    def is_within_window(self) -> bool:
+        """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
+        return bool(self._losses)
 
     def add_loss(self, trainer: Any, loss: Tensor, automatic: bool) -> None:
         """Take in a loss as ``on_before_backward`` gives it: divided by the window, times the AMP scale."""
@@ -73,11 +82,55 @@ class StepObserver:
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad and id(p) in owned]
         known = tuple(id(parameter) for _, parameter in named)
+        self.has_changed = self._norms is not None and known != self._known
         if self._norms is None or known != self._known:
             groups = [self._depth.group_of(name) for name, _ in named]
             self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
             self._known = known
         return self._norms
+
+
+class BufferKeeper:
+    """Copies of the buffers that a forward pass changes (running statistics), which a skipped step must not leave.
+
+    Only what was written to is copied, as the tensors' version counters tell: nothing at all in most Transformers.
+    Batch norm writes its running statistics past these counters, so ``running_...`` always counts as written to.
+
+    Args:
+        module: whose buffers are kept.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._kept: dict[str, tuple[Tensor, int, Tensor]] = {}  # name -> the buffer, its version, its copy
+        self.keep()
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Take the present values as those to go back to."""
+        self._kept = {
+            name: self._kept[name] if self._is_unchanged(name, buffer) else (buffer, _version(buffer), buffer.clone())
+            for name, buffer in self.module.named_buffers()
+        }
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo what was written since; a buffer of another shape, or a new one, stays."""
+        for name, buffer in self.module.named_buffers():
+            copy = self._kept[name][2] if name in self._kept else buffer
+            if not self._is_unchanged(name, buffer) and copy.shape == buffer.shape:
+                buffer.copy_(copy)
+        self.keep()
+
+    def _is_unchanged(self, name: str, buffer: Tensor) -> bool:
+        if name.rpartition(".")[2].startswith("running_") or name not in self._kept:
+            return False
+        return self._kept[name][0] is buffer and self._kept[name][1] == _version(buffer)
+
+
+def _version(tensor: Tensor) -> int:
+    # One that validation has made in inference mode cannot be written to by training.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:

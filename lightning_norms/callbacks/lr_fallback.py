@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -25,10 +25,12 @@ from lightning_norms.detection import (
     state_of,
 )
 from lightning_norms.events import Event, EventLog
+from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.ladder import Ladder, Limits
 from lightning_norms.learning_rate import Factors, factors_of
+from lightning_norms.measure import sharding_group
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
-from lightning_norms.observing import StepObserver
+from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.snapshots import Snapshot, find_averages
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
@@ -36,6 +38,8 @@ from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 NAME = "fallback"
 MARK = "residual_rescaled"
 PATIENCE_WITH_SCALER = 20
+Overflow = tuple[dict[str, Any], Optimizer, Tensor | None]
+"""To undo an infinity put into a gradient: the scaler's state, the optimizer, and the parameter that had no state."""
 
 
 class FallbackExhaustedError(RuntimeError):
@@ -122,15 +126,18 @@ class LRFallback(Callback):
         self.steps = 0
         self._quiet_since = 0
         self._restarted_at: int | None = None
+        self._rescaled = False
         self._left_to_scaler = 0
         self._incident: str | None = None
         self._flagged = 0
+        self._logged = 0
         self._events = EventLog(None)
         self._healthy: Snapshot | None = None
         self._start: Snapshot | None = None
         self._factors: list[Factors] = []
         self._observer: StepObserver | None = None
-        self._scaler_to_restore: dict[str, Any] | None = None
+        self._buffers: BufferKeeper | None = None
+        self._undo_overflow: Overflow | None = None
         self._is_sharded = False
 
     # --- start and end --------------------------------------------------------------------------------------------
@@ -146,13 +153,17 @@ class LRFallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the run can be watched, and keep the start: here every strategy has restored everything."""
         _refuse(trainer)
-        self._events = EventLog(Path(trainer.log_dir or trainer.default_root_dir) if trainer.is_global_zero else None)
-        if self._restored is not None:
-            self._load(self._restored)
-        self._observer = StepObserver(pl_module)
-        # The start goes into the checkpoint, which rank 0 writes: of no use to the others' shards.
-        self._is_sharded = any(hasattr(parameter, "placements") for parameter in pl_module.parameters())
+        folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
+        self._events = EventLog(folder if trainer.is_global_zero else None)
         self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self._load(restored, pl_module)
+        self._observer = StepObserver(pl_module)
+        self._buffers = None if self.dry_run else BufferKeeper(pl_module)
+        # The start goes into the checkpoint, which rank 0 writes: of no use to the others' shards.
+        by_tensor = any(hasattr(parameter, "placements") for parameter in pl_module.parameters())
+        self._is_sharded = by_tensor or sharding_group(trainer.strategy.model) is not None
         for factors in self._factors:
             factors.set(NAME, self._factor)
         if self.dry_run:
@@ -162,7 +173,7 @@ class LRFallback(Callback):
         if self.steps == 0:
             self._start = self._healthy = self._take(trainer, pl_module)
             rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
-        elif not self.stall.is_suspicious():
+        elif self._healthy is None and not self.stall.is_suspicious():
             self._healthy = self._take(trainer, pl_module)
 
     @override
@@ -179,9 +190,15 @@ class LRFallback(Callback):
         self._restored = self.state_dict()  # for a checkpoint that is saved after fit
         for factors in self._factors:
             factors.remove(NAME)
-        self._factors, self._observer, self._healthy = [], None, None
+        self._factors, self._observer, self._buffers, self._healthy = [], None, None, None
 
     # --- every step -----------------------------------------------------------------------------------------------
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Before the first forward pass of a step: this is what its buffers go back to if it is skipped."""
+        if self._buffers is not None and self._observer is not None and not self._observer.is_within_window:
+            self._buffers.keep()
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -197,12 +214,14 @@ class LRFallback(Callback):
         seen = self._observer.observe(trainer, optimizer)
         self.steps += 1
         for factors in self._factors:
-            factors.refresh()  # in full precision they were put on before this step was counted
+            factors.cancel_step(False)  # one that a GradScaler did not even begin
+        if self._observer.has_changed:
+            self.stall.start_afresh()  # something was frozen or unfrozen: other gradients, other shares
+        if self._is_the_scalers(trainer, seen) or (seen.loss is None and not seen.grad_norm):
+            return  # not ours, or nothing to judge: training_step returned None
         for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
             if value is not None:
                 self.scores[name].update(value)
-        if self._is_the_scalers(trainer, seen):
-            return
         finding = self._find(seen)
         if finding is None:
             self._accept(seen)
@@ -210,6 +229,8 @@ class LRFallback(Callback):
             self._only_report(trainer, finding)
         else:
             self._act(trainer, pl_module, optimizer, finding)
+        for factors in self._factors:
+            factors.refresh()  # in full precision they were put on before this was decided
 
     def _is_the_scalers(self, trainer: Trainer, seen: Observation) -> bool:
         """Whether a GradScaler skips this step by itself: overflow is how it finds its scale, and no event."""
@@ -228,8 +249,11 @@ class LRFallback(Callback):
         self.spike.accept(seen)
         self.divergence.accept(seen)
         self.ladder.step_taken()
-        self._incident, self._flagged = None, 0
+        if self._incident != "stall/report" or not self.stall.is_suspicious():  # else it hovers at the limit
+            self._incident, self._flagged = None, 0
         self._recover()
+        if self._buffers is not None:
+            self._buffers.keep()
 
     def _only_report(self, trainer: Trainer, finding: Finding) -> None:
         self._report(trainer, finding, "report")
@@ -248,6 +272,12 @@ class LRFallback(Callback):
         if finding.cause == "spike" and action != "skip":
             finding = replace(finding, cause="divergence")  # a spike that stays
         self._report(trainer, finding, action)
+        self._go_back(trainer, pl_module, finding, action)
+        overflow = self._skip(trainer, optimizer)
+        if overflow and (action != "skip" or finding.cause != "non_finite"):
+            self._undo_overflow = overflow  # the scaler must not back off for an infinity that we put there
+
+    def _go_back(self, trainer: Trainer, pl_module: LightningModule, finding: Finding, action: str) -> None:
         if action == "stop":
             raise FallbackExhaustedError(self._last_words(finding))
         if action == "rollback":
@@ -255,25 +285,27 @@ class LRFallback(Callback):
         elif action == "restart":
             self._put_back(trainer, pl_module, self._start)
             self._begin_again(trainer, pl_module)
-        self._skip(trainer, optimizer)
+        elif self._buffers is not None:
+            self._buffers.put_back()
 
     # --- the rungs ------------------------------------------------------------------------------------------------
 
-    def _skip(self, trainer: Trainer, optimizer: Optimizer) -> None:
+    def _skip(self, trainer: Trainer, optimizer: Optimizer) -> Overflow | None:
         """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""
         for factors in self._factors:
             factors.cancel_step()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            parameter.grad = None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # A fused optimizer skips on the device if the scaler finds an infinity; without gradients it would refuse.
-            self._scaler_to_restore = scaler.state_dict()
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = torch.full_like(parameter, torch.inf)
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return None
+        # A fused optimizer skips on the device if the scaler finds an infinity; without gradients it would refuse.
+        known = next((parameter for parameter in parameters if optimizer.state.get(parameter)), None)
+        free = next(parameter for parameter in parameters if parameter.requires_grad)
+        victim = free if known is None else known
+        victim.grad = torch.full_like(victim, torch.inf)
+        return scaler.state_dict(), optimizer, (free if known is None else None)
 
     def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
         assert snapshot is not None
@@ -285,22 +317,28 @@ class LRFallback(Callback):
         self.spike.start_afresh()
         self.divergence.start_afresh()
         self.stall.start_afresh()
-        self._quiet_since = self.steps
-        for factors in self._factors:
-            factors.refresh()
+        self._quiet_since, self._left_to_scaler = self.steps, 0
 
     def _begin_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restarted_at = self.steps
         for factors in self._factors:
             factors.clock = 0  # a Warmup callback's schedule starts again
         if self.rescale_on_restart and not getattr(pl_module, MARK, False):
-            matrices = self._matrices(pl_module)
-            for matrix in matrices:
-                scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
-            setattr(pl_module, MARK, True)
-            self._start = self._take(trainer, pl_module, step=0)
-            rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
+            self._rescale(trainer, pl_module)
         self._healthy = self._start
+
+    def _rescale(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        matrices = self._matrices(pl_module)
+        trained = trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False)
+        if trained or already_scaled(matrices, self.rule):
+            rank_zero_info(f"LRFallback: {self.rule} is left out: the start was trained, or its init has the factor.")
+            return
+        for matrix in matrices:
+            scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
+        setattr(pl_module, MARK, True)
+        self._rescaled = True
+        self._start = self._take(trainer, pl_module, step=0)
+        rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
 
     def _matrices(self, pl_module: LightningModule) -> list[Matrix]:
         find = value_path if self.rule.whole_value_path else residual_writers
@@ -310,8 +348,7 @@ class LRFallback(Callback):
         """What the learning rate is multiplied by; after a restart it climbs in a straight line."""
         if self._restarted_at is None or any("warmup" in factors.names() for factors in self._factors):
             return self.ladder.factor
-        climbed = max(0, self.steps - self._restarted_at)
-        return self.ladder.factor * min(1.0, climbed / max(1, self.restart_warmup_steps))
+        return self.ladder.factor * min(1.0, (clock + 1) / max(1, self.restart_warmup_steps))
 
     # --- after the step -------------------------------------------------------------------------------------------
 
@@ -322,14 +359,18 @@ class LRFallback(Callback):
         """Snapshot a healthy run, and log."""
         if self._observer is None:
             return
-        if self._scaler_to_restore is not None:  # it has backed off for an infinity that we put there
-            trainer.precision_plugin.scaler.load_state_dict(self._scaler_to_restore)  # type: ignore[attr-defined]
-            self._scaler_to_restore = None
+        if self._undo_overflow is not None:
+            state, optimizer, victim = self._undo_overflow
+            trainer.precision_plugin.scaler.load_state_dict(state)  # type: ignore[attr-defined]
+            if victim is not None:
+                optimizer.state.pop(victim, None)
+            self._undo_overflow = None
         if self.steps > self.restart_within:
             self._start = None
         if not self.dry_run and self._is_healthy() and self._due():
             self._healthy = self._take(trainer, pl_module)
-        if trainer.loggers and trainer._logger_connector.should_update_logs:
+        stepped, self._logged = self.steps > self._logged, self.steps
+        if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             self._log(trainer)
 
     def _due(self) -> bool:
@@ -364,12 +405,12 @@ class LRFallback(Callback):
         message = f"LRFallback, step {self.steps - 1}: {finding.cause}: {finding.message}; {said}."
         event = Event(self.steps - 1, finding.cause, action, {**finding.evidence}, self.ladder.factor, message)
         self._events.append(event)
-        rank_zero_warn(message) if action == "stop" else rank_zero_info(message)
+        rank_zero_info(message)
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
         values = {FALLBACK.of(name): float(getattr(self.ladder, name)) for name in ("skips", "rollbacks", "restarts")}
-        values[FALLBACK.of("factor")] = self._factor(0)
+        values[FALLBACK.of("factor")] = self._factor(self._clock)
         values |= {SPIKE_SCORE.of(name): score.value() for name, score in self.scores.items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
@@ -377,6 +418,10 @@ class LRFallback(Callback):
     def _last_words(self, finding: Finding) -> str:
         tried = "\n".join(f"  {event.message}" for event in self._events.events)
         return f"the run is not healthy ({finding.cause}: {finding.message}), and nothing is left to try:\n{tried}"
+
+    @property
+    def _clock(self) -> int:
+        return next((factors.clock for factors in self._factors), 0)
 
     @property
     def events(self) -> list[Event]:
@@ -393,14 +438,13 @@ class LRFallback(Callback):
         """
         if self._observer is None or self.dry_run:
             return
-        bad = not all(_finite(parameter) for parameter in pl_module.parameters())
-        if self._healthy is not None and trainer.strategy.reduce_boolean_decision(bad, all=False):
-            self._put_back(trainer, pl_module, self._healthy)
-            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
-            states = [trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.strategy.optimizers]
-            checkpoint["optimizer_states"] = states
+        bad = not all(_finite(parameter) for parameter in pl_module.parameters() if parameter.requires_grad)
+        if trainer.strategy.reduce_boolean_decision(bad, all=False):
             finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
-            self._report(trainer, finding, "rollback")
+            action = self.ladder.climb("divergence", self._healthy is not None, self._start is not None)
+            self._report(trainer, finding, action)
+            self._go_back(trainer, pl_module, finding, action)
+            _write_again(trainer, checkpoint)
         elif self._is_healthy():
             self._healthy = self._take(trainer, pl_module)
 
@@ -413,8 +457,12 @@ class LRFallback(Callback):
             "steps": self.steps,
             "quiet_since": self._quiet_since,
             "restarted_at": self._restarted_at,
+            "clock": self._clock,
+            "rescaled": self._rescaled,
+            "left_to_scaler": self._left_to_scaler,
             "incident": self._incident,
             "healthy": self._is_healthy(),
+            "last_healthy": self._last_healthy(),
             "ladder": self.ladder.state_dict(),
             "rules": {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")},
             "scores": {name: state_of(score) for name, score in self.scores.items()},
@@ -422,12 +470,22 @@ class LRFallback(Callback):
             "start": None if self._start is None or self._is_sharded else self._start.state_dict(),
         }
 
+    def _last_healthy(self) -> dict[str, Any] | str | None:
+        """What a resumed run cannot take from the checkpoint itself: that of an unhealthy run holds a healthy one."""
+        if self._healthy is None or self._is_sharded or self._is_healthy():
+            return None
+        return "start" if self._healthy is self._start else self._healthy.state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        live: dict[str, Any] = {"_factors": [], "_observer": None, "_buffers": None, "_healthy": None, "_start": None}
+        return {**self.__dict__, **live, "_undo_overflow": None, "_restored": self.state_dict()}
+
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the state for ``on_train_start``."""
         self._restored = dict(state_dict)
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any], pl_module: LightningModule) -> None:
         self.steps, self._quiet_since = state["steps"], state["quiet_since"]
         self._restarted_at, self._incident = state["restarted_at"], state["incident"]
         self.ladder.load_state_dict(state["ladder"])
@@ -437,7 +495,15 @@ class LRFallback(Callback):
             load_state(self.scores[name], score)
         self._events.load_state_dict(state["events"])
         self._events.resume_at(self.steps)
+        self._left_to_scaler, self._rescaled = state["left_to_scaler"], state["rescaled"]
+        if self._rescaled:
+            setattr(pl_module, MARK, True)
+        for factors in self._factors:
+            if "warmup" not in factors.names():
+                factors.clock = state["clock"]
         self._start = None if state["start"] is None else Snapshot.from_state(state["start"])
+        last = state["last_healthy"]
+        self._healthy = self._start if last == "start" else Snapshot.from_state(last) if last else None
 
 
 def _refuse(trainer: Any) -> None:
@@ -449,6 +515,16 @@ def _refuse(trainer: Any) -> None:
         raise ValueError("LRFallback cannot judge LBFGS, which evaluates several losses inside one step.")
     if "DeepSpeed" in type(trainer.strategy).__name__:
         raise ValueError("LRFallback cannot act under DeepSpeed, which keeps gradients and steps to itself.")
+
+
+def _write_again(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """What Lightning has put into a checkpoint before the run went back."""
+    strategy, precision = trainer.strategy, trainer.precision_plugin
+    checkpoint["state_dict"] = strategy.lightning_module_state_dict()
+    checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
+    checkpoint["callbacks"] |= {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
+    if type(precision).__qualname__ in checkpoint:
+        checkpoint[type(precision).__qualname__] = precision.state_dict()
 
 
 def _finite(parameter: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A fault on rank 1 of two gloo processes: ``python -m tests.callbacks.fallback_on_two_ranks KIND FOLDER [FAULT ...]``.
+"""A fault on rank 1 of two gloo processes: ``python -m tests.callbacks.fallback_on_two_ranks KIND FOLDER FAULT ...``.
 
 KIND is ddp, fsdp2 or fsdp1. Each rank leaves what it saw in ``FOLDER/FAULT/rank_0.pt`` and ``rank_1.pt``.
 """
@@ -18,33 +18,31 @@ from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFall
 from tests.stand_ins import Block, Decoder, Module, loader, seeded, trainer
 
 STEPS = 32
-FAULTS = ("none", "nan", "spike", "high", "stall", "resume", "stall_after_resume", "hopeless")
+SAVED = {"late_resume": (22, 24, 28), "resume": (22,), "stall_after_resume": (10,)}
+"""Optimizer steps from whose checkpoints these faults are resumed: in the middle of an incident, after it, before."""
 
 
 class Faulty(Module):
-    """Something goes wrong with the loss of rank 1 alone, or, for the stall, with the gradients of a block."""
+    """Something goes wrong with the loss of rank 1 alone or, for a stall, with the gradients of the first block."""
 
-    fault = "none"
+    fault = ""
 
     def training_step(self, batch, batch_idx):
         loss, step = super().training_step(batch, batch_idx), self.trainer.global_step
         if self.global_rank == 0:
             return loss
-        if self.fault in ("nan", "hopeless") and (step == 5 or (step > 5 and self.fault == "hopeless")):
+        if (self.fault == "nan" and step == 5) or (self.fault == "hopeless" and step >= 5):
             return loss * float("nan")
-        if (self.fault == "spike" and step == 20) or (self.fault in ("high", "resume") and step >= 20):
+        if (self.fault == "spike" and step == 20) or (self.fault in ("high", "resume", "late_resume") and step >= 20):
             return loss * 20
         return loss
 
     def on_after_backward(self):
         start = {"stall": 5, "stall_after_resume": 13}.get(self.fault, STEPS)
         if start <= self.trainer.global_step < start + 4:
-            for parameter in self.trainer.optimizers[0].param_groups[0]["params"]:
-                if id(parameter) in self.bottom and parameter.grad is not None:
+            for parameter in self.decoder.blocks[0].parameters():
+                if parameter.grad is not None:
                     parameter.grad *= 1e-4
-
-    def on_train_start(self):
-        self.bottom = {id(parameter) for parameter in self.decoder.blocks[0].parameters()}
 
     def train_dataloader(self):
         data = loader(batches=4).dataset
@@ -71,16 +69,17 @@ class CPUFSDP(FSDPStrategy):
 
 
 class Watch(Callback):
-    """Whole weights at the start and at the end, and what each step did; collectives, so every rank must be here."""
+    """Whole weights after every step, and where a step did not lead to new ones; all ranks must be here for that."""
 
     def on_train_start(self, trainer, module):
-        self.start, self.moved = whole(trainer, module), {}
-        self.last = self.start
+        self.history, self.returned = [whole(trainer, module)], {}
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         now = whole(trainer, module)
-        self.moved[trainer.global_step - 1] = not same(now, self.last)
-        self.last = now
+        earlier = [steps for steps, weights in enumerate(self.history) if same(now, weights)]
+        if earlier:
+            self.returned[trainer.global_step - 1] = earlier[0]
+        self.history.append(now)
 
 
 def whole(trainer, module):
@@ -97,63 +96,47 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def options(kind):
+def strategy(kind):
     if kind == "fsdp2":
-        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    elif kind == "fsdp1":
-        strategy = CPUFSDP(auto_wrap_policy={Block}, use_orig_params=True, state_dict_type="sharded")
-    else:
-        strategy = "ddp"
-    return {"devices": 2, "strategy": strategy, "use_distributed_sampler": False}
+        return ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    if kind == "fsdp1":
+        return CPUFSDP(auto_wrap_policy={Block}, use_orig_params=True, state_dict_type="sharded")
+    return "ddp"
 
 
-def fit(kind, fault, folder, *callbacks, steps=STEPS, checkpoint=None):
-    """One run; what this rank can say about it."""
+def fit(kind, fault, folder, *callbacks, checkpoint=None):
+    """One run, and what this rank can say about it."""
     module = seeded(lambda: (Sharded if kind == "fsdp2" else Faulty)(Decoder()))
     module.fault = fault
     fallback, watch, error = LRFallback(), Watch(), ""
-    extra = {"enable_checkpointing": bool(callbacks)}
-    run = trainer(folder, fallback, *callbacks, watch, max_steps=steps, **options(kind), **extra)
+    options = {"devices": 2, "strategy": strategy(kind), "use_distributed_sampler": False}
+    options |= {"max_steps": 40 if fault == "hopeless" else STEPS, "enable_checkpointing": bool(callbacks)}
     try:
-        run.fit(module, ckpt_path=checkpoint)
+        trainer(folder, fallback, *callbacks, watch, **options).fit(module, ckpt_path=checkpoint)
     except FallbackExhaustedError as exhausted:
         error = str(exhausted)
     return {
         "events": [(event.step, event.cause, event.action) for event in fallback.events],
         "evidence": [event.evidence for event in fallback.events],
         "factor": fallback.ladder.factor,
-        "start": watch.start,
-        "moved": watch.moved,
-        "weights": watch.last,
+        "returned": watch.returned,
+        "weights": watch.history[-1],
         "error": error,
     }
 
 
-def resume(kind, folder, fault, saved_after):
-    """Straight through, and again from a checkpoint."""
-    often = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=2, save_top_k=-1)
-    straight = fit(kind, fault, folder / "straight", often)
-    again = {}
-    for step in saved_after:
-        checkpoint = folder / "checkpoints" / f"step={step}.ckpt"
-        again[step] = fit(kind, fault, folder / f"from_{step}", checkpoint=checkpoint)
-    return straight | {"again": again}
-
-
 def main(kind, folder, faults):
     for fault in faults:
-        if fault == "resume":
-            seen = resume(kind, folder / fault, fault, (22, 24, 28))
-        elif fault == "stall_after_resume":
-            seen = resume(kind, folder / fault, fault, (10,))
-        else:
-            seen = fit(kind, fault, folder / fault)
-        rank = torch.distributed.get_rank()
-        (folder / fault).mkdir(parents=True, exist_ok=True)
-        torch.save(seen, folder / fault / f"rank_{rank}.pt")
+        steps = SAVED.get(fault, ())
+        often = ModelCheckpoint(folder / fault / "saved", "{step}", every_n_train_steps=2, save_top_k=-1)
+        seen = fit(kind, fault, folder / fault, *([often] if steps else []))
+        seen["resumed"] = {
+            step: fit(kind, fault, folder / fault / "again", checkpoint=folder / fault / "saved" / f"step={step}.ckpt")
+            for step in steps
+        }
+        torch.save(seen, folder / fault / f"rank_{torch.distributed.get_rank()}.pt")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:] or FAULTS)
-    print("held")
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,392 @@
+"""LRFallback in runs of every kind: what it does there, or the one sentence that refuses."""
+
+import csv
+import json
+import logging
+import pickle
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+
+from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
+from lightning_norms.callbacks.residual_rescale import ResidualRescale
+from lightning_norms.learning_rate import factors_of
+from tests.callbacks.fallback_runs import RESUMING, Learner, Watch, assert_same, everything, fit, is_finite, what
+from tests.callbacks.test_lr_fallback import Faulty
+from tests.callbacks.test_warmup import Memory, SaveAt
+from tests.stand_ins import Decoder, seeded, trainer
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in RESUMING]
+
+
+class Manual(Learner):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("precision", ["32", "16", "16 fused"])
+def test_manual_optimization(precision, tmp_path):
+    """A skip and a rollback, as exact as in automatic optimization."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024)
+    options = {} if precision == "32" else {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
+    module = Manual({20: "huge", **dict.fromkeys(range(30, 34), "huge")}, fused="fused" in precision)
+    watch, fallback = Watch(20, 27, 33), LRFallback(snapshot_every_n_steps=9)
+    fit(tmp_path, module, watch, fallback=fallback, steps=40, **options)
+    assert what(fallback) == [(20, "spike", "skip"), (30, "spike", "skip"), (33, "divergence", "rollback")]
+    assert_same(watch.before[20], watch.after[20])
+    assert_same(watch.before[27], watch.after[33])  # snapshots at 0, 9, 18, 27
+
+
+def two(module):
+    return [torch.optim.SGD(module.parameters(), lr=0.1), torch.optim.AdamW(module.parameters())]
+
+
+class DeepSpeedStrategy(SingleDeviceStrategy):
+    """Only by its name."""
+
+    strategy_name = "fake"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("two", r"LRFallback cannot tell whose loss it sees with several optimizers \(SGD, AdamW\)."),
+        ("lbfgs", "LRFallback cannot judge LBFGS, which evaluates several losses inside one step."),
+        ("deepspeed", "LRFallback cannot act under DeepSpeed, which keeps gradients and steps to itself."),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_before_it_trains(kind, sentence, tmp_path):
+    """Acceptance 10: one sentence, and no step was taken."""
+    module = (Manual if kind == "two" else Learner)()
+    module.configure_optimizers = {
+        "two": lambda: two(module),
+        "lbfgs": lambda: torch.optim.LBFGS(module.parameters()),
+        "deepspeed": lambda: torch.optim.AdamW(module.parameters()),
+    }[kind]
+    options = {"strategy": DeepSpeedStrategy(device=torch.device("cpu"))} if kind == "deepspeed" else {}
+    options = options | ({"accelerator": "auto"} if options else {})
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        fit(tmp_path, module, steps=3, **options)
+    assert module.losses == []
+
+
+def test_no_optimizer_at_all(tmp_path):
+    """Nothing to watch, nothing to say."""
+    module = Learner()
+    module.configure_optimizers = lambda: None
+    with pytest.warns(UserWarning, match="no optimizer"):
+        assert fit(tmp_path, module, steps=-1, max_epochs=1).events == []
+
+
+def test_fit_twice_starts_over_and_leaves_the_optimizer_alone(tmp_path):
+    """One callback in two fits: the second counts from zero, and no factor or hook is left behind."""
+    fallback = LRFallback(max_skips=0)
+    for _ in range(2):
+        module = Learner({5: "nan"})
+        fit(tmp_path, module, fallback=fallback, steps=8)
+        assert what(fallback) == [(5, "non_finite", "rollback")]
+        assert (fallback.ladder.factor, fallback.steps) == (0.5, 8)
+        optimizer = module.trainer.optimizers[0]
+        assert not optimizer._optimizer_step_pre_hooks
+        assert [group["lr"] for group in optimizer.param_groups] == [0.01]
+
+
+def test_a_checkpoint_that_is_saved_after_fit_holds_the_state(tmp_path):
+    """Also without a ModelCheckpoint."""
+    fallback = LRFallback(max_skips=0)
+    module = Learner({5: "nan"})
+    run = trainer(tmp_path, fallback, max_steps=8)
+    run.fit(module)
+    run.save_checkpoint(tmp_path / "after.ckpt")
+    again = fit(tmp_path, Learner(), fallback=LRFallback(), steps=9, ckpt_path=tmp_path / "after.ckpt")
+    assert (again.ladder.rollbacks, again.ladder.factor, again.steps) == (1, 0.5, 9)
+
+
+def test_pickle_before_during_and_after(tmp_path):
+    """The copy holds the plain state: counts, factor, events."""
+
+    class Pickle(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.copy = pickle.loads(pickle.dumps(trainer.callbacks[0]))
+
+    assert pickle.loads(pickle.dumps(LRFallback(cut=0.3))).ladder.limits.cut == 0.3
+    fallback, during = LRFallback(max_skips=0), Pickle()
+    module = Faulty()  # Lightning hangs the module's log method on callbacks, so it is pickled too
+    module.bad = (5,)
+    fit(tmp_path, module, during, fallback=fallback, steps=8)
+    for copy in (during.copy, pickle.loads(pickle.dumps(fallback))):
+        assert what(copy) == [(5, "non_finite", "rollback")]
+        assert copy.state_dict()["ladder"] == fallback.state_dict()["ladder"]
+    assert fit(tmp_path, Learner(), fallback=during.copy, steps=3).events == []
+
+
+def test_a_dry_run_changes_nothing_and_reports_each_incident_once(tmp_path):
+    """One high loss and seven in a row are two events; weights are bit for bit those without the callback."""
+    faults = {20: "huge", **dict.fromkeys(range(30, 37), "huge")}
+    plain, watched = Learner(faults), Learner(faults)
+    trainer(tmp_path, max_steps=60).fit(plain)
+    fallback = fit(tmp_path, watched, fallback=LRFallback(dry_run=True), steps=60)
+    assert what(fallback) == [(20, "spike", "report"), (30, "spike", "report")]
+    assert_same(dict(plain.named_parameters()), dict(watched.named_parameters()))
+    assert (fallback.ladder.factor, fallback.ladder.skips) == (1.0, 0)
+    assert fallback.state_dict()["start"] is None
+
+
+@pytest.mark.parametrize(
+    ("off", "actions"),
+    [
+        ({"max_skips": 0}, ["rollback"]),
+        ({"max_skips": 0, "max_rollbacks": 0}, ["restart"]),
+        ({"max_skips": 0, "max_rollbacks": 0, "restart_within": 0}, ["stop"]),
+        ({"max_skips": 0, "max_rollbacks": 0, "max_restarts": 0}, ["stop"]),
+    ],
+)
+def test_a_rung_can_be_turned_off(off, actions, tmp_path):
+    """0 turns it off, and the next one is taken."""
+    fallback = LRFallback(**off)
+    if actions == ["stop"]:
+        with pytest.raises(FallbackExhaustedError):
+            fit(tmp_path, Learner({5: "nan"}), fallback=fallback, steps=8)
+    else:
+        fit(tmp_path, Learner({5: "nan"}), fallback=fallback, steps=8)
+    assert [action for *_, action in what(fallback)] == actions
+
+
+# What it leaves behind.
+
+
+def test_events_on_disk_without_a_logger(tmp_path):
+    """One line an event, each number in it plain."""
+    fit(tmp_path, Learner({5: "nan", 30: "huge"}), steps=32)
+    first, second = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert first == {
+        "step": 5,
+        "cause": "non_finite",
+        "action": "skip",
+        "evidence": {"loss": "nan", "grad_norm": "nan"},
+        "factor": 1.0,
+        "message": "LRFallback, step 5: non_finite: loss unknown, gradient norm nan; the step is skipped.",
+    }
+    assert second["evidence"]["loss"] > second["evidence"]["limit"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl"]
+
+
+def test_csv_logger(tmp_path):
+    """Counts, factor and spike score in its table, the events beside it; steps never go back."""
+    logger = CSVLogger(tmp_path, name="run", version="0")
+    fit(tmp_path, Learner({5: "nan", 9: "nan"}), fallback=LRFallback(max_skips=0), logger=logger, steps=20)
+    rows = list(csv.DictReader((tmp_path / "run/0/metrics.csv").read_text().splitlines()))
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(steps)
+    assert (rows[0]["fallback/rollbacks"], rows[-1]["fallback/rollbacks"]) == ("0.0", "2.0")
+    assert (rows[0]["fallback/factor"], rows[-1]["fallback/factor"]) == ("1.0", "0.25")
+    assert {"fallback/skips", "fallback/restarts", "spike_score/loss", "spike_score/grad_norm"} <= rows[0].keys()
+    assert len((tmp_path / "run/0/events.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_logged_steps_never_go_back(accumulate, tmp_path):
+    """An event is logged at once, between two logging intervals, at the number of its step."""
+    logger = Memory()
+    options = {"logger": logger, "log_every_n_steps": 4, "accumulate_grad_batches": accumulate}
+    fit(tmp_path, Learner({6: "nan", 11: "nan"}), fallback=LRFallback(max_skips=0), steps=16, **options)
+    steps = [step for step, _ in logger.rows]
+    assert steps == sorted(steps)
+    rollbacks = logger.of("fallback/rollbacks")
+    assert [step for step, _ in rollbacks] == [3, 6, 7, 11, 11, 15]
+    assert [count for _, count in rollbacks] == [0, 1, 1, 2, 2, 2]
+
+
+def test_one_line_on_the_console_for_each_event(tmp_path, caplog):
+    """In plain words, with its step, its numbers and what is done about it."""
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        fallback = fit(tmp_path, Learner({5: "nan", 9: "nan"}), steps=12)
+    lines = [record.getMessage() for record in caplog.records if "LRFallback, step" in record.getMessage()]
+    assert lines == [event.message for event in fallback.events]
+    assert len(lines) == 2
+
+
+def test_one_device_needs_no_process_group(tmp_path):
+    """Case 28 with devices=1."""
+    fit(tmp_path, Learner({5: "nan"}), steps=8)
+    assert not torch.distributed.is_initialized()
+
+
+# Beside others.
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_weight_averages_go_back_too(order, tmp_path):
+    """The average of the snapshot, and the average's own update at the end of that batch."""
+
+    class Average(Callback):
+        def __init__(self):
+            self.kept = {}
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            weights = ema._average_model.module.decoder.head.weight
+            self.kept[trainer.global_step] = (weights.detach().clone(), pl_module.decoder.head.weight.detach().clone())
+
+    ema, average, fallback = EMAWeightAveraging(decay=0.9), Average(), LRFallback(snapshot_every_n_steps=6, max_skips=0)
+    module = Learner({9: "nan"})
+    trainer(tmp_path, *[fallback, ema][::order], average, max_steps=12).fit(module)
+    assert what(fallback) == [(9, "non_finite", "rollback")]
+    kept, weights = average.kept[6]
+    # In this order the snapshot is taken before the average of step 6, which is then made again; else it is one more.
+    expected = kept if order == 1 else kept.lerp(weights, 0.1)
+    torch.testing.assert_close(average.kept[10][0], expected, rtol=0, atol=1e-7)
+    assert torch.equal(average.kept[10][1], weights)
+    assert is_finite(module)
+
+
+class Freezes(Callback):
+    """Changes at step 20 which of the lower three blocks' parameters are trained."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def set(self, module, free):
+        for block in module.decoder.blocks[:3]:
+            for name, parameter in block.named_parameters():
+                parameter.requires_grad_(free or (self.way == "biases only" and name == "norm_2.bias"))
+
+    def on_train_start(self, trainer, pl_module):
+        if self.way == "thaw":
+            self.set(pl_module, False)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 20:
+            self.set(pl_module, self.way == "thaw")
+
+    def on_after_backward(self, trainer, pl_module):
+        if self.way == "biases only" and trainer.global_step >= 20:
+            for block in pl_module.decoder.blocks[:3]:
+                block.norm_2.bias.grad *= 1e-4  # as in a very wide model
+
+
+@pytest.mark.parametrize("way", ["thaw", "freeze", "biases only"])
+def test_freezing_and_unfreezing_is_no_stall(way, tmp_path):
+    """The shares of the gradient change at step 20 by orders of magnitude, and the comparison starts anew."""
+    assert fit(tmp_path, Learner(layers=4), Freezes(way), steps=50).events == []
+
+
+def test_a_late_parameter_group_survives_a_rollback(tmp_path):
+    """As BackboneFinetuning does it: unfrozen and added to the optimizer at step 8; back to step 6 at step 10."""
+
+    class Thaw(Callback):
+        def on_train_start(self, trainer, pl_module):
+            pl_module.decoder.blocks[0].requires_grad_(False)
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 8:
+                pl_module.decoder.blocks[0].requires_grad_(True)
+                trainer.optimizers[0].add_param_group({"params": list(pl_module.decoder.blocks[0].parameters())})
+
+    module = Learner({10: "nan"})
+    module.make_optimizer = lambda _: torch.optim.AdamW(
+        [each for name, each in module.named_parameters() if "blocks.0." not in name], lr=0.01
+    )
+    fallback = fit(tmp_path, module, Thaw(), fallback=LRFallback(max_skips=0, snapshot_every_n_steps=6), steps=14)
+    assert what(fallback) == [(10, "non_finite", "rollback")]
+    assert is_finite(module)
+    steps = {float(state["step"]) for state in module.trainer.optimizers[0].state.values()}
+    assert steps == {9.0, 3.0}  # 6 and three more; the late group starts its own count after the rollback
+
+
+class Restarts(Learner):
+    """What the first step after a restart finds."""
+
+    def __init__(self, faults=()):
+        super().__init__(faults, decoder=seeded(lambda: Decoder(3)))
+
+    def on_train_start(self):
+        self.found = []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.found.append({name: each.detach().clone() for name, each in self.named_parameters()})
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_rescale_is_applied_once_over_two_restarts(resumed, tmp_path):
+    """After each restart the six writers are the start's / sqrt(6), all else is the start's; also over a resume."""
+    options = {"max_skips": 0, "max_rollbacks": 0, "rescale_on_restart": True}
+    module = Restarts({5: "nan", 12: "nan"})
+    start = {name: each.detach().clone() for name, each in module.named_parameters()}
+    fallback = fit(tmp_path, module, SaveAt(tmp_path, 9), fallback=LRFallback(**options), steps=14)
+    found, second = module.found[6], module.found[13]
+    if resumed:
+        module = Restarts({12: "nan"})
+        fallback = LRFallback(**options)
+        fit(tmp_path, module, fallback=fallback, steps=14, ckpt_path=tmp_path / "9.ckpt")
+        second = module.found[-1]
+    assert fallback.ladder.restarts == 2
+    assert module.residual_rescaled is True
+    for name, value in start.items():
+        expected = value * 6**-0.5 if "writer.weight" in name else value
+        torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=0)
+    assert_same(found, second)
+
+
+def test_the_rescale_is_left_out_where_it_was_done(tmp_path):
+    """Beside ResidualRescale: the start has the factor already, and a restart does not apply it again."""
+    module = Restarts({5: "nan"})
+    options = {"max_skips": 0, "max_rollbacks": 0, "rescale_on_restart": True}
+    fit(tmp_path, module, ResidualRescale(), fallback=LRFallback(**options), steps=8)
+    assert_same(module.found[0], module.found[6])
+
+
+def test_other_distribution_of_lightning(tmp_path):
+    """A skip and a rollback in pytorch_lightning's own Trainer."""
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Other(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch, batch_idx):
+            bad = self.trainer.global_step in (5, 9, 10)
+            return (self.layer(batch).square().mean() + 1) * (float("nan") if bad else 1)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    fallback = LRFallback(max_skips=1)
+    other.Trainer(
+        accelerator="cpu", devices=1, max_steps=14, max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[fallback], default_root_dir=tmp_path,
+    ).fit(Other(), torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=2))  # fmt: skip
+    assert what(fallback) == [
+        (5, "non_finite", "skip"), (9, "non_finite", "skip"), (10, "non_finite", "rollback")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_exception_leaves_the_schedulers_rate(error, tmp_path):
+    """Half at step 3, and somebody's error at step 6: the optimizer holds the planned rate, and no factor is left."""
+
+    class Fails(Learner):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == 6:
+                raise error
+            return super().training_step(batch, batch_idx)
+
+    module, fallback = Fails({3: "nan"}), LRFallback(max_skips=0)
+    with pytest.raises((error, SystemExit)):
+        fit(tmp_path, module, fallback=fallback, steps=9)
+    optimizer = module.trainer.optimizers[0]
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert factors_of(optimizer).names() == ()
+    assert fallback.state_dict()["ladder"]["rollbacks"] == 1
+    assert everything(module.trainer, module)

@@ -1,0 +1,56 @@
+"""The failure that never spikes: a deep post-norm stack that does not begin to learn."""
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from torch.utils.data import DataLoader
+
+from examples.existing_project_before import Encoder, sequences
+from lightning_norms.callbacks.lr_fallback import LRFallback
+from tests.callbacks.fallback_runs import fit
+
+WRITERS = r"(out_proj|linear2)\.weight"
+
+
+def run(folder, seed, steps, pre_norm=False, layers=18, **options):
+    """The example's encoder, with what its optimizer's steps saw."""
+    seed_everything(seed, verbose=False)
+    module = Encoder(layers)
+    for layer in module.layers:
+        layer.norm_first = pre_norm
+    module.train_dataloader = lambda: DataLoader(sequences(8 * steps), batch_size=8)
+    fallback = LRFallback(**options)
+    fit(folder, module, fallback=fallback, steps=steps)
+    return fallback, module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_post_norm_stack_is_named_within_forty_steps_and_starts_again(seed, tmp_path):
+    """18 layers, lr 3e-3, no warmup: a loss of ln 32 and no spike; restarted at half of the rate, rescaled once."""
+    options = {"rescale_on_restart": True, "pattern": WRITERS}
+    fallback, module = run(tmp_path, seed, 60, **options)
+    first = fallback.events[0]
+    assert (first.cause, first.action) == ("stall", "restart")
+    assert first.step < 40
+    assert first.evidence["decades"] <= -1.5
+    assert first.evidence["loss"] < 1.05 * first.evidence["first_loss"]
+    assert {event.cause for event in fallback.events} == {"stall"}
+    assert module.residual_rescaled is True
+    assert torch.isfinite(torch.cat([each.flatten() for each in module.parameters()])).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pre_norm_stack_is_left_alone(seed, tmp_path):
+    """The same stack, data and rate, norm first: zero events."""
+    fallback, module = run(tmp_path, seed, 60, pre_norm=True)
+    assert fallback.events == []
+    assert module.trainer.callback_metrics["loss"] < 3.4
+
+
+@pytest.mark.slow
+def test_a_stall_in_a_dry_run_is_reported_once(tmp_path):
+    """It goes on for the rest of the run: one event all the same."""
+    fallback, _ = run(tmp_path, 0, 50, dry_run=True)
+    assert [(event.cause, event.action) for event in fallback.events] == [("stall", "report")]
