@@ -4,9 +4,9 @@
     python benchmarks/fallback_faults.py --faults "NaN loss once"   only this row
     python benchmarks/fallback_faults.py --save raw.json            also the numbers of every run
 
-The network is the one of examples/existing_project_before.py, x -> (5x + 3) mod 32, with 4 post-norm layers at 1e-3,
-at a loss of 0.5 by step 60 and of 0.1 by step 160. The fault comes at step 60. The silent stall is the example as it is: 18 layers at
-3e-3, a learning rate at which it never learns; 250 steps.
+The network is the one of examples/existing_project_before.py, x -> (5x + 3) mod 32, with 4 post-norm layers at 1e-3:
+the loss is 0.5 at step 60, where the fault comes, and 0.1 at step 160, the last one. The silent stall is the example
+as it is: 18 layers at 3e-3, a learning rate at which it never learns; 250 steps.
 
 A run has survived if it reached its last step by itself, finite, with a loss below 1.0 (guessing is 3.47). Steps lost
 are steps whose update is not in the final weights, by Adam's own counter: skipped, undone, or never taken.

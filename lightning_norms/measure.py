@@ -77,6 +77,8 @@ class GroupNorms:
             # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
             wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
             norms = torch.stack(list(torch._foreach_norm(same, 2, dtype=wide))).to(squares)
+            if len(same) == len(tensors):
+                return norms.square_()
             squares[torch.tensor(where, device=self.device)] = norms.square_()
         return squares
 
@@ -205,8 +207,8 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
     """This rank's dense share of ``tensor``."""
-    if tensor is None:
-        return None
+    if tensor is None or (type(tensor) is Tensor and tensor.layout is torch.strided):
+        return tensor  # nearly always, and looking for what a tensor lacks is slow
     if tensor.layout == torch.sparse_coo:
         return tensor.coalesce().values()  # embeddings with sparse=True; a row may be listed twice before this
     if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):

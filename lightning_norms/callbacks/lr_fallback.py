@@ -249,8 +249,7 @@ class LRFallback(Callback):
         self.spike.accept(seen)
         self.divergence.accept(seen)
         self.ladder.step_taken()
-        if self._incident != "stall/report" or not self.stall.is_suspicious():  # else it hovers at the limit
-            self._incident, self._flagged = None, 0
+        self._incident, self._flagged = None, 0
         self._recover()
         if self._buffers is not None:
             self._buffers.keep()

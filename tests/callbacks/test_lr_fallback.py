@@ -60,7 +60,7 @@ def test_random_labels_are_named_once_the_model_has_learnt(step, events, tmp_pat
     assert is_finite(module)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", STEPS[:4])
 def test_a_tenfold_learning_rate_for_one_step_does_no_harm_here_and_is_no_event(step, undisturbed, tmp_path):
     """It cannot be seen before its step; afterwards the loss says nothing unusual."""
     module = Learner({step: "glitch"})
@@ -68,7 +68,7 @@ def test_a_tenfold_learning_rate_for_one_step_does_no_harm_here_and_is_no_event(
     assert module.losses[-1] < 1.3 * undisturbed[1].losses[step + 9]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", STEPS[:4])
 def test_a_learning_rate_glitch_that_ruins_the_weights_is_named_one_step_later_and_undone(step, tmp_path):
     """The documented delay: three bad steps are skipped from the next one on, the fourth goes back to a snapshot."""
     module = Learner({step: "large glitch"})
