@@ -57,13 +57,16 @@ class LRFallback(Callback):
                              stall                        restart from step 0, lr x cut, fresh warmup
                                                           stop: FallbackExhaustedError, with what was tried
 
-    All ranks decide on the same reduced numbers. A skip moves no tensor and no factor. A rollback puts back weights,
-    buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers and data go on, so
-    the bad batches are passed by. The lower learning rate is a factor on top of any scheduler, kept in the checkpoint.
-    Every intervention is a line in ``events.jsonl``, a line on the console, and ``fallback/...`` for the loggers.
+    All ranks decide on the same reduced numbers. A skip moves no tensor (buffers go back, too) and no factor. What does
+    not show in a loss or gradient, such as a learning rate that is wrong for one step, is seen at the next step. A
+    rollback puts back weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random
+    numbers and data go on, so the bad batches are passed by. The lower learning rate is a factor on top of any
+    scheduler, kept in the checkpoint. Every intervention is a line in ``events.jsonl``, a line on the console, and
+    ``fallback/...`` for the loggers.
 
     After a rollback or restart the baselines start anew, so for 16 steps only the rule for early steps can fire: that
-    is the cool-down. Under a GradScaler a non-finite step is left to the scaler, which skips it by itself.
+    is the cool-down. Under a GradScaler the first 20 non-finite steps in a row are left to the scaler, which skips them
+    by itself.
 
     Args:
         cut: the learning rate is multiplied by it at each rollback and restart.

@@ -201,12 +201,12 @@ def test_no_loss_at_all_for_a_while_is_no_stall(tmp_path):
 
 def test_an_accumulation_that_changes_is_no_jump(tmp_path):
     """Case 27: raw values go from 0.75 to 3.0, and there are zero events."""
-    values = [3.0] * 60
+    values = [3.0] * 50
     module = Scripted(values)
-    module.train_dataloader = lambda: torch.utils.data.DataLoader(Numbers(48))
+    module.train_dataloader = lambda: torch.utils.data.DataLoader(Numbers(96))
     raw = []
     module.on_train_batch_end = lambda outputs, batch, batch_idx: raw.append(float(outputs["loss"]))
-    fallback = fit(tmp_path, module, GradientAccumulationScheduler({0: 4, 1: 1}), steps=60)
+    fallback = fit(tmp_path, module, GradientAccumulationScheduler({0: 4, 1: 1}), steps=50)
     assert (raw[0], raw[-1]) == (0.75, 3.0)
     assert fallback.events == []
     assert fallback.spike.losses == [3.0] * 16
@@ -252,6 +252,16 @@ def test_a_loss_that_stays_nan_under_a_scaler_ends_too(fused, tmp_path):
         )
     assert what(fallback)[:2] == [(24, "non_finite", "skip"), (27, "non_finite", "rollback")]
     assert what(fallback)[2] == (48, "non_finite", "skip")  # and twenty more after each time that it went back
+
+
+def test_the_clock_counts_the_steps_that_were_taken_under_a_scaler(tmp_path):
+    """22 steps of NaN: 20 are the scaler's, 2 are skipped here, and none of the 8 healthy ones is lost."""
+    module, watch, warmup = Learner(dict.fromkeys(range(4, 26), "nan")), Watch(), Warmup(Linear(20))
+    fallback = fit(tmp_path, module, warmup, watch, steps=30, **mixed())
+    assert what(fallback) == [(24, "non_finite", "skip")]
+    taken = {float(state["step"]) for state in module.trainer.optimizers[0].state.values()}
+    assert taken == {8.0}
+    assert warmup.state_dict() == {"steps": [8]}
 
 
 # Cases 23 and 24.
@@ -316,6 +326,16 @@ def test_a_restart_climbs_anew_on_top_of_any_scheduler(scheduler, warmed_up, tmp
     for step, factor in enumerate(factors):
         if factor is not None:
             assert trace[step] == pytest.approx([factor * rate for rate in plan[step]], rel=1e-12)
+
+
+def test_a_step_that_is_skipped_in_the_ramp_does_not_climb(tmp_path):
+    """Step 6 is skipped, 7 restarts, 8 has 1/4, 9 is skipped, 10 has 2/4."""
+    module, fallback = Faulty(), LRFallback(max_skips=1, max_rollbacks=0, restart_warmup_steps=4)
+    module.bad = (6, 7, 9)
+    fit(tmp_path, module, fallback=fallback, steps=14)
+    assert [action for *_, action in what(fallback)] == ["skip", "restart", "skip"]
+    used = [groups[0] / 0.1 for step, groups in enumerate(module.optimizer.trace) if step not in module.bad]
+    assert used == pytest.approx([1] * 6 + [0.125, 0.25, 0.375, 0.5, 0.5], rel=1e-12)
 
 
 def test_the_factor_climbs_back_in_a_straight_line(tmp_path):

@@ -85,6 +85,21 @@ def test_a_skipped_step_moves_nothing(optimizer, precision, clipped, step, tmp_p
     assert not torch.equal(module.statistics.running_mean, watch.after[step]["buffers/statistics.running_mean"])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "16"), ("fused", "16"), ("adamw", "bf16")])
+def test_what_is_judged_is_undivided_and_unscaled(optimizer, precision, accumulate, tmp_path):
+    """Losses and gradient norms of the last 16 steps are those in full precision, up to rounding."""
+    seen = {}
+    for name in ("32", precision):
+        module = Learner(**OPTIMIZERS[optimizer])
+        options = PRECISIONS[name]() | {"accumulate_grad_batches": accumulate}
+        seen[name] = fit(tmp_path, module, steps=20, **options).spike
+        means = torch.stack(module.losses).view(20, accumulate).mean(1)[-16:]
+        assert seen[name].losses == pytest.approx(means.tolist(), rel=1e-5)
+    assert seen["32"].losses == pytest.approx(seen[precision].losses, rel=0.03)
+    assert seen["32"].norms == pytest.approx(seen[precision].norms, rel=0.2)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_running_statistics_go_back_to_before_the_window(accumulate, tmp_path):
     """Three micro-batches have changed them; the step is skipped, so all three are undone."""

@@ -184,6 +184,16 @@ def test_weights_that_are_not_finite_never_reach_a_file(order, tmp_path):
     assert what(fallback) == [(5, "non_finite", "rollback")]
 
 
+def test_such_weights_may_need_a_restart(tmp_path):
+    """The file then has the start, an optimizer without state, and a warmup that begins anew."""
+    fallback, save = LRFallback(max_rollbacks=0), (Overflows(6), SaveAt(tmp_path, 6))
+    fit(tmp_path, learner({}), Warmup(Linear(3)), *save, fallback=fallback, steps=8)
+    at = load(tmp_path / "6.ckpt")
+    assert_same(at["state_dict"], everything_at_start())
+    assert at["optimizer_states"][0]["state"] == {}
+    assert at["callbacks"]["Warmup"] == {"steps": [0]}
+
+
 def test_weights_that_are_never_finite_end_the_run(tmp_path):
     """Case 26: no endless recovery at the checkpoints either: 3 rollbacks, 3 restarts, then the report."""
 

@@ -128,6 +128,7 @@ def test_pickle_before_during_and_after(tmp_path):
     for copy in (during.copy, pickle.loads(pickle.dumps(fallback))):
         assert what(copy) == [(5, "non_finite", "rollback")]
         assert copy.state_dict()["ladder"] == fallback.state_dict()["ladder"]
+        assert copy.state_dict()["start"]["parameters"].keys() == dict(module.named_parameters()).keys()
     assert fit(tmp_path, Learner(), fallback=during.copy, steps=3).events == []
 
 
@@ -343,6 +344,21 @@ def test_the_rescale_is_left_out_where_it_was_done(tmp_path):
     module = Restarts({5: "nan"})
     options = {"max_skips": 0, "max_rollbacks": 0, "rescale_on_restart": True}
     fit(tmp_path, module, ResidualRescale(), fallback=LRFallback(**options), steps=8)
+    assert_same(module.found[0], module.found[6])
+
+
+@pytest.mark.parametrize("kind", ["scaled", "trained"])
+def test_the_rescale_is_left_out_where_the_start_has_no_need_of_it(kind, tmp_path):
+    """An init that has the factor already, or weights that were trained before: a restart only goes back to them."""
+    module = Restarts({5: "nan"})
+    for block in module.decoder.blocks:
+        if kind == "scaled":
+            block.attention.writer.weight.data *= 6**-0.5
+            block.feed_forward.writer.weight.data *= 6**-0.5
+        else:
+            block.norm_1.weight.data[0] = 1.1
+    options = {"max_skips": 0, "max_rollbacks": 0, "rescale_on_restart": True}
+    fit(tmp_path, module, fallback=LRFallback(**options), steps=8)
     assert_same(module.found[0], module.found[6])
 
 

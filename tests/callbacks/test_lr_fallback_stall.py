@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from examples.existing_project_before import Encoder, sequences
 from lightning_norms.callbacks.lr_fallback import LRFallback
-from tests.callbacks.fallback_runs import fit
+from tests.callbacks.fallback_runs import Learner, assert_same, fit, what
 
 WRITERS = r"(out_proj|linear2)\.weight"
 
@@ -22,6 +22,32 @@ def run(folder, seed, steps, pre_norm=False, layers=18, **options):
     fallback = LRFallback(**options)
     fit(folder, module, fallback=fallback, steps=steps)
     return fallback, module
+
+
+class Fades(Learner):
+    """The lowest block gets no gradient any more from step 12 on."""
+
+    def on_after_backward(self):
+        super().on_after_backward()
+        for parameter in self.decoder.blocks[0].parameters() if 12 <= self.trainer.global_step < 16 else ():
+            parameter.grad *= 1e-5
+
+
+def test_the_start_is_the_healthy_moment_after_a_restart(tmp_path):
+    """Four faded steps are a stall. What goes wrong right after the restart goes back to the start as well."""
+    module, start = Fades({16: "nan"}), Fades()
+    fallback = LRFallback(max_skips=0, snapshot_every_n_steps=5)
+    fit(tmp_path, module, fallback=fallback, steps=17)
+    assert what(fallback) == [(15, "stall", "restart"), (16, "non_finite", "rollback")]
+    assert_same(dict(module.named_parameters()), dict(start.named_parameters()))
+
+
+@pytest.mark.parametrize("within", [500, 10])
+def test_a_stall_rolls_back_when_the_start_is_gone(within, tmp_path):
+    """Ten steps into the run the start is let go, and the last healthy snapshot is of step 10."""
+    fallback = LRFallback(restart_within=within, snapshot_every_n_steps=5)
+    fit(tmp_path, Fades(), fallback=fallback, steps=20)
+    assert what(fallback) == [(15, "stall", "restart" if within == 500 else "rollback")]
 
 
 @pytest.mark.slow
