@@ -26,8 +26,8 @@ from lightning_norms.model.decoder import DecoderConfig
 from lightning_norms.model.feed_forward import FeedForward
 from lightning_norms.model.initialization import Initialization
 from lightning_norms.model.norms import Norm
-from lightning_norms.model.placements import Placement
 from lightning_norms.model.positions import Positions
+from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.results import results_table
 from lightning_norms.rescale_rules import RescaleRule

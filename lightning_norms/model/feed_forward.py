@@ -59,13 +59,13 @@ class SwiGLU(FeedForward):
 
 
 class GELUFeedForward(nn.Module):
-    """``up`` - gelu - norm slot - ``writer`` - dropout."""
+    """``up`` - slot - gelu - norm slot - ``writer`` - dropout."""
 
     def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, approximate: str) -> None:
         super().__init__()
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
-        self.writer_norm = inner.writer
+        self.hidden_norm, self.writer_norm = inner.hidden, inner.writer
         self.dropout, self.approximate = dropout, approximate
 
     @property
@@ -75,19 +75,19 @@ class GELUFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
-        hidden = F.gelu(self.up(x), approximate=self.approximate)
+        hidden = F.gelu(self.hidden_norm(self.up(x)), approximate=self.approximate)
         return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)
 
 
 class SwiGLUFeedForward(nn.Module):
-    """``silu(gate) * up`` - norm slot - ``writer`` - dropout."""
+    """``silu(gate) * up``, a slot on each - norm slot - ``writer`` - dropout."""
 
     def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> None:
         super().__init__()
         self.gate = nn.Linear(site.width, site.inner_width, bias=bias)
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
-        self.writer_norm = inner.writer
+        self.gate_norm, self.hidden_norm, self.writer_norm = inner.gate, inner.hidden, inner.writer
         self.dropout = dropout
 
     @property
@@ -97,5 +97,5 @@ class SwiGLUFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
-        hidden = F.silu(self.gate(x)) * self.up(x)
+        hidden = F.silu(self.gate_norm(self.gate(x))) * self.hidden_norm(self.up(x))
         return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)

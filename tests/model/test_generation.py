@@ -6,12 +6,13 @@ import torch
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.generation import KeyValueMemory, Sampling, generate
 from lightning_norms.model.positions import Learned, Rotary, Sinusoidal
-from tests.model.test_placements import all_placements
+from tests.model.stacks import all_placements
 
 
 @pytest.mark.parametrize("placement", all_placements(), ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("positions", [Learned(), Sinusoidal(), Rotary(), Rotary(scale=2.0)], ids=repr)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.filterwarnings("ignore:.*give `qk_norm")
 def test_cached_logits_equal_uncached(placement, positions, kv_heads):
     """Token by token, and in chunks of uneven length, against one forward over everything."""
     torch.manual_seed(0)
