@@ -3,8 +3,11 @@
 The public names. A YAML file needs none of these imports: there a class is named by one word.
 """
 
+from lightning_norms.callbacks.admin_profile import AdminProfile
+from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
+from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import BytePairs, Bytes
@@ -52,7 +55,16 @@ from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, Norm, RMSN
 from lightning_norms.model.positions import Learned, Rotary, Sinusoidal
 from lightning_norms.model.residual import Inner, Placement, Residual, Site
 from lightning_norms.module import DecoderModule
-from lightning_norms.rescale_rules import ConstantRescale, DeepNormRescale, DepthRescale, GPT2Rescale, RescaleRule
+from lightning_norms.rescale_rules import (
+    AdminRescale,
+    ConstantRescale,
+    DeepNormRescale,
+    DepthRescale,
+    GPT2Rescale,
+    RescaleRule,
+    SubNormRescale,
+    TFixupRescale,
+)
 from lightning_norms.schedules import (
     Constant,
     CosineDecay,
@@ -79,6 +91,9 @@ __all__ = [
     "MHC",
     "NGPT",
     "Admin",
+    "AdminProfile",
+    "AdminRescale",
+    "AfterStep",
     "AttentionResiduals",
     "BeamNorm",
     "BitsPerByte",
@@ -142,10 +157,13 @@ __all__ = [
     "Site",
     "SkipInit",
     "SubNorm",
+    "SubNormRescale",
     "SwiGLU",
     "TFixup",
+    "TFixupRescale",
     "TextDataModule",
     "Then",
+    "UnitMatrices",
     "Untuned",
     "Warmup",
     "WarmupStableDecay",

@@ -19,7 +19,8 @@ from rich.console import Console
 from lightning_norms import generate, mistakes, recipes
 
 # Imported so that their classes are known by one word in YAML.
-from lightning_norms.callbacks import depth_monitor, residual_rescale, warmup  # noqa: F401
+from lightning_norms.callbacks import admin_profile, depth_monitor, residual_rescale, unit_matrices, warmup  # noqa: F401
+from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig
@@ -75,7 +76,8 @@ class NormsCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},  # without a logger, every run writes ./config.yaml
-            trainer_defaults={"max_steps": 300},  # Lightning's own default is 1000 epochs
+            # Lightning's own default is 1000 epochs; AfterStep does nothing unless a placement asks for it.
+            trainer_defaults={"max_steps": 300, "callbacks": [AfterStep()]},
             parser_kwargs={
                 "prog": PROGRAM,
                 "description": DESCRIPTION,

@@ -80,8 +80,8 @@ class ProRes(Placement):
         a(l, t) f(x)  for  f(x)      a(l, t) = min( t / (T l), 1 )      t steps taken, l the block, T = warmup_steps
 
     At step 0 every block is the skip path alone; after T L steps it is the base design exactly. Shallow blocks settle
-    before deep ones start to move the stream. The steps are counted by the callback ``StepClock``, which the command
-    line always adds; validation uses the a of the moment, and a is part of the checkpoint.
+    before deep ones start to move the stream. Steps are counted by the callback ``AfterStep``, which the command line
+    always adds, and stand among the weights: whoever loads these goes on where they are.
 
     Args:
         base: what it ends as.
@@ -90,7 +90,7 @@ class ProRes(Placement):
     Raises:
         ValueError: if ``warmup_steps`` is no whole number >= 1, or ``base`` is a design with several streams.
 
-    Source: 2026, arXiv:2603.05369 (their T, 1000, is inferred from the released code).
+    Source: Chen et al. 2026, arXiv:2603.05369 (T = 1000 is inferred from the released code).
     """
 
     base: Placement = field(default_factory=PreNorm)
@@ -130,18 +130,18 @@ class ProRes(Placement):
 
 
 class _Progress(nn.Module):
-    """``min(t / steps, 1) * x``; a callback says what t is."""
+    """``min(taken / steps, 1) * x``."""
 
-    factor: Tensor
+    taken: Tensor
 
     def __init__(self, steps: int) -> None:
         super().__init__()
         self.steps = steps
-        self.register_buffer("factor", torch.zeros(()))
+        self.register_buffer("taken", torch.zeros((), dtype=torch.long))
 
-    def at_step(self, step: int) -> None:
-        """``step`` optimizer steps have been taken."""
-        self.factor.fill_(min(step / self.steps, 1.0))
+    def after_step(self) -> None:
+        """One more optimizer step has been taken."""
+        self.taken += 1
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.factor.to(x.dtype) * x
+        return (self.taken / self.steps).clamp(max=1.0).to(x.dtype) * x

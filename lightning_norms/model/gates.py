@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -143,7 +143,7 @@ class Admin(Placement):
 
     ::
 
-        omega_1 = 1      omega_(i+1) = sqrt( Var(omega_i x_i) + Var(f_i) )      i over sublayers
+        omega_1 = 1      omega_(i+1)^2 = omega_i^2 + Var(f_i) / Var(x_i)      i over sublayers
 
     Post-norm in which each branch starts as a small share of the sum, so updates are not amplified with depth. Without
     :func:`profile_admin` (the callback ``AdminProfile``) omega stays 1, and it is post-norm with a learned skip.
@@ -157,10 +157,30 @@ class Admin(Placement):
 
 
 class AdminResidual(Residual):
-    """A :class:`Residual` that :func:`profile_admin` finds; it measures itself while ``measured`` is a list."""
+    """A :class:`Residual` that measures itself between :meth:`begin_profile` and :meth:`end_profile`."""
 
     measured: list[tuple[float, float]] | None = None
     skip: Gain
+
+    @torch.no_grad()
+    def begin_profile(self) -> None:
+        """From here on: omega = 1, and every forward is measured."""
+        self.skip.weight.fill_(1.0)
+        self.measured = []
+
+    @torch.no_grad()
+    def end_profile(self, omega: float) -> float:
+        """Take ``omega`` and give the next residual's.
+
+        Raises:
+            ValueError: if no forward was measured.
+        """
+        rows, self.measured = self.measured, None
+        if not rows:
+            raise ValueError("no omega was measured: run the network's forward between begin_profile and end_profile.")
+        self.skip.weight.fill_(omega)
+        stream, branch = (sum(column) / len(column) for column in zip(*rows, strict=True))
+        return next_omega(omega, stream, branch)
 
     def forward(self, x: Tensor, branch: Branch) -> Tensor:
         """The one equation."""
@@ -171,7 +191,6 @@ class AdminResidual(Residual):
         return super().forward(x, lambda _: f)
 
 
-@torch.no_grad()
 def profile_admin(network: nn.Module, run: Callable[[], object]) -> list[float]:
     """Set every omega from variances measured with omega = 1.
 
@@ -186,30 +205,27 @@ def profile_admin(network: nn.Module, run: Callable[[], object]) -> list[float]:
         ValueError: if there is nothing to profile, or ``run`` did not run it.
     """
     residuals = [module for module in network.modules() if isinstance(module, AdminResidual)]
+    if not residuals:
+        raise ValueError("no omega to profile: the network needs `placement: Admin`.")
     for residual in residuals:
-        residual.skip.weight.fill_(1.0)
-        residual.measured = []
-    run()
-    variances = [residual.measured for residual in residuals]
+        residual.begin_profile()
+    with torch.no_grad():
+        run()
+    omegas = [1.0]
     for residual in residuals:
-        residual.measured = None
-    if not all(variances) or not residuals:
-        raise ValueError("no omega was measured: the network needs `placement: Admin`, and run() its forward.")
-    means = [tuple(sum(column) / len(column) for column in zip(*rows, strict=True)) for rows in variances if rows]
-    omegas = admin_omegas(means)
-    for residual, omega in zip(residuals, omegas, strict=True):
-        residual.skip.weight.fill_(omega)
-    return omegas
+        omegas.append(residual.end_profile(omegas[-1]))
+    return omegas[:-1]
 
 
-def admin_omegas(variances: Sequence[tuple[float, ...]]) -> list[float]:
-    """Admin's recursion over pairs (variance of the stream, variance of the branch).
+def next_omega(omega: float, stream: float, branch: float) -> float:
+    """Admin's recursion from the variances of stream and branch: ``sqrt(omega^2 + branch / stream)``.
+
+    The paper's is ``sqrt(omega^2 stream + branch)``, which is the same behind a norm, where ``stream`` is 1. The
+    division keeps a small embedding, whose size the norm of the sum does not notice, from making the second omega
+    small.
 
     Example:
-        >>> [round(omega, 4) for omega in admin_omegas([(1.0, 1.0), (1.0, 0.5), (1.0, 0.5)])]
-        [1.0, 1.4142, 1.5811]
+        >>> round(next_omega(1.0, stream=1.0, branch=0.5), 4)
+        1.2247
     """
-    omegas = [1.0]
-    for stream, branch in variances[:-1]:
-        omegas.append((omegas[-1] ** 2 * stream + branch) ** 0.5)
-    return omegas
+    return float((omega**2 + branch / stream) ** 0.5)

@@ -187,7 +187,7 @@ class SiameseNorm(Placement):
     Meant to keep pre-norm's stability and post-norm's use of depth; three norms a sublayer. The form of the authors'
     vision models: the one in their language models learns c in part and shares norms.
 
-    Source: 2026, arXiv:2602.08064, and its code.
+    Source: Li et al. 2026, arXiv:2602.08064, and its code.
     """
 
     def entry(self, width: int, norm: Norm) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Parity with Hugging Face's GPT, GPT-2, OPT (pre and post) and Kosmos-2: LayerNorm, biases, positions that are added."""
+"""Parity with Hugging Face's GPT, GPT-2, OPT (pre and post) and Kosmos-2: LayerNorm, biases, added positions."""
 
 import pytest
 import torch

@@ -1,8 +1,9 @@
 """Parity with Hugging Face's classes that are built like Llama: RMSNorm, SwiGLU, rotary positions, no biases.
 
-What our decoder lacks was switched off in theirs, as it has no part in where norms sit: soft caps (Gemma 2), sliding
-windows (all sequences are shorter), GeGLU (Gemma's activation is set to silu), scaled embeddings (multiplied into ours),
-partial rotary (GLM-4's factor is set to 1), neighbour-wise rotation (their query and key rows are put in our order).
+What our decoder lacks is off in theirs, as it has no part in where norms sit: soft caps (Gemma 2), sliding
+windows (all sequences are shorter), GeGLU (Gemma's activation is set to silu), scaled embeddings (multiplied into
+ours), partial rotary (GLM-4's factor is set to 1), neighbour-wise rotation (their query and key rows are put in our
+order).
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from lightning_norms.model.attention import QKNorm
-from lightning_norms.model.designs import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, PreNorm, Sandwich
+from lightning_norms.model.designs import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, Sandwich
 from lightning_norms.model.norms import LayerNorm, RMSNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Site

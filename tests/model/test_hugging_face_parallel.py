@@ -1,7 +1,7 @@
 """Parity with Hugging Face's parallel blocks (Cohere, Phi, GPT-NeoX) and with DeepSeek-V4's hyper-connections.
 
-Partial rotary is set to 1 in theirs, and Cohere's neighbour-wise rotation is undone by the order of rows; neither is about
-norms. Phi's head has a bias, which is set to 0.
+Partial rotary is set to 1 in theirs, and Cohere's neighbour-wise rotation is undone by the order of rows: neither is
+about norms. Phi's head has a bias, which is set to 0.
 """
 
 import pytest
@@ -96,7 +96,7 @@ def test_logits_blocks_and_gradients_are_equal(case, gains, dtype, tolerance):
 
 
 def test_deepseek_v4_hyper_connection(monkeypatch):
-    """Their matrix normalises rows first and is used transposed: with their eps at 0, ours with phi and b transposed."""
+    """Theirs normalises rows first and is used transposed: with their eps at 0, ours with phi and b transposed."""
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
     n, width = 4, 16

@@ -178,7 +178,7 @@ def test_10_designs_reduce_to_their_parents():
 @pytest.mark.parametrize("base", [PreNorm(), PostNorm(), DeepNorm(), LNS()], ids=lambda p: type(p).__name__)
 def test_prores_ends_as_its_base_and_starts_as_its_skip_path(base):
     def at(step):
-        return lambda residual: [m.at_step(step) for m in residual.modules() if hasattr(m, "at_step")]
+        return lambda residual: [m.taken.fill_(step) for m in residual.modules() if hasattr(m, "taken")]
 
     placement = ProRes(base, warmup_steps=10)
     assert_same(run(placement, X, change=at(10 * LAYERS)), run(base, X))

@@ -40,7 +40,7 @@ from lightning_norms.model.designs import (
     SubNorm,
     TFixup,
 )
-from lightning_norms.model.gates import admin_omegas, profile_admin
+from lightning_norms.model.gates import next_omega, profile_admin
 from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, RMSNorm, ScaleNorm
 from lightning_norms.model.residual import Site
 
@@ -350,7 +350,10 @@ def test_admin_profile_follows_its_recursion():
     stored = [r.skip.weight for b in decoder.blocks for r in (b.attention_residual, b.feed_forward_residual)]
     for weight, omega in zip(stored, omegas, strict=True):
         torch.testing.assert_close(weight, torch.full((64,), omega))
-    assert admin_omegas([(1.0, 0.5)] * 4) == pytest.approx([1.0, math.sqrt(1.5), math.sqrt(2.0), math.sqrt(2.5)])
+    omega = 1.0
+    for i in range(1, 5):  # unit variance: sqrt(1 + sum of the branches' variances)
+        omega = next_omega(omega, 1.0, 0.5)
+        assert omega == pytest.approx(math.sqrt(1 + i / 2))
     with pytest.raises(ValueError, match="no omega was measured"):
         profile_admin(decoder, lambda: None)
     with pytest.raises(ValueError, match="placement: Admin"):
