@@ -48,7 +48,7 @@ from lightning_norms.model.designs import (
     SubNorm,
     TFixup,
 )
-from lightning_norms.model.feed_forward import GELU, SwiGLU
+from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
 from lightning_norms.model.generation import Sampling
 from lightning_norms.model.initialization import GPT2, Normal, Xavier
 from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, Norm, RMSNorm, ScaleNorm
@@ -141,6 +141,7 @@ __all__ = [
     "ProRes",
     "QKNorm",
     "RMSNorm",
+    "ReLU",
     "ReZero",
     "ResPostNorm",
     "RescaleRule",

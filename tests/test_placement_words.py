@@ -1,6 +1,7 @@
 """One word in YAML or on the command line is enough for every placement, every norm and a third party's class."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*give `qk_norm"),
     pytest.mark.filterwarnings("ignore:Warmup takes 10 optimizer steps"),
 ]
+EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = sorted(type(placement).__name__ for placement in all_placements())
 NORMS = ["LayerNorm", "RMSNorm", "ScaleNorm", "L2Norm", "DyT", "Derf"]
 
@@ -63,6 +65,20 @@ def test_help_lists_every_placement(capsys):
         main(["fit", "--model.help=DecoderModule"])
     text = " ".join(capsys.readouterr().out.split())
     assert [name for name in NAMES if f".{name}" not in text] == []
+
+
+def test_a_third_partys_placement_by_its_path(tmp_path, monkeypatch):
+    """It is defined outside of the package, given by class_path, and comes back from a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    placement = ["--model.decoder.placement=custom_placement.HalfBranch", "--model.decoder.placement.share=0.25"]
+    main(["fit", "--config", "pre48", "--model.decoder.n_layers=2", *placement, *SHORT, "--trainer.max_steps=2"])
+    import custom_placement
+
+    (checkpoint,) = tmp_path.glob("lightning_logs/version_0/checkpoints/last.ckpt")
+    module = DecoderModule.load_from_checkpoint(checkpoint)
+    assert module.config.placement == custom_placement.HalfBranch(share=0.25)
+    assert module.decoder.blocks[1].feed_forward_residual.scale == 0.25
 
 
 SHORT = [

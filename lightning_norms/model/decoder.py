@@ -39,7 +39,7 @@ class DecoderConfig:
         qk_norm: QKNorm to normalise queries and keys; null for none.
         value_residual: share of block 1's values in every later block's: 0 for none, 0.5 as in ResFormer.
         positions: Learned, Sinusoidal or Rotary.
-        feed_forward: GELU or SwiGLU.
+        feed_forward: GELU, ReLU or SwiGLU.
         initialization: Normal, GPT2 or Xavier; the table is in ``lightning_norms/model/initialization.py``.
         activation_checkpointing: keep only the stream between blocks while training, and compute each block again
             for its gradient: memory for about a third more time.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_norms.model.designs import PostNorm, PreNorm, SubNorm
-from lightning_norms.model.feed_forward import GELU
+from lightning_norms.model.feed_forward import GELU, ReLU
 from lightning_norms.model.norms import LayerNorm
 from tests.model.hugging_face import Comparison, assert_equal, decoder, linears, of, randomised
 
@@ -58,14 +58,14 @@ FAIRSEQ_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "wri
 def opt(before):
     config = transformers.OPTConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, ffn_dim=64, num_attention_heads=4, word_embed_proj_dim=32,
-        max_position_embeddings=64, do_layer_norm_before=before, activation_function="gelu", dropout=0.0,
+        max_position_embeddings=64, do_layer_norm_before=before, activation_function="relu", dropout=0.0,
         pad_token_id=1, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
     theirs = randomised(transformers.OPTForCausalLM(config).eval())
     body = theirs.model.decoder
     placement = PreNorm() if before else PostNorm()
-    ours = decoder(bias=True, placement=placement, feed_forward=GELU(), ff_multiplier=2, tied_head=False)
+    ours = decoder(bias=True, placement=placement, feed_forward=ReLU(), ff_multiplier=2, tied_head=False)
     pairs = [(ours.embedding.weight, body.embed_tokens.weight), (ours.head.weight, theirs.lm_head.weight)]
     pairs += [(ours.positions.weight, body.embed_positions.weight[2:])]  # the first two rows are never used
     for block, layer in zip(ours.blocks, body.layers, strict=True):

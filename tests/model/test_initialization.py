@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.feed_forward import GELU, SwiGLU
+from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
 from lightning_norms.model.initialization import GPT2, Normal, Xavier
 from lightning_norms.model.placements import DeepNorm, PostNorm, PreNorm
 
@@ -47,7 +47,7 @@ def test_table(recipe, embedding, attention, attention_writer, up, writer, head)
     assert all(torch.equal(bias, torch.zeros_like(bias)) for bias in biases)
 
 
-@pytest.mark.parametrize("feed_forward", [GELU(), SwiGLU()], ids=repr)
+@pytest.mark.parametrize("feed_forward", [GELU(), ReLU(), SwiGLU()], ids=repr)
 def test_deepnorm_gain_reaches_the_value_path_and_nothing_else(feed_forward):
     """Case 5: beta on value, writers, up (and gate); queries, keys and everything else bit for bit as in post-norm."""
     beta = (8 * LAYERS) ** -0.25

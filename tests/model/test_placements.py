@@ -40,6 +40,7 @@ from lightning_norms.model.designs import (
     SubNorm,
     TFixup,
 )
+from lightning_norms.model.feed_forward import ReLU
 from lightning_norms.model.gates import next_omega, profile_admin
 from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, RMSNorm, ScaleNorm
 from lightning_norms.model.residual import Site
@@ -319,13 +320,14 @@ def test_rezero_shares_one_gate_a_block():
 
 
 def test_sublns_inner_norm_makes_the_value_matrix_scale_free():
-    """Attention is linear in v, so the norm before the writer takes any factor of v out; W_o's gain acts."""
-    decoder = built(SubNorm(), norm=LayerNorm(eps=0.0)).double()
+    """Attention is linear in v and ReLU homogeneous, so the norm before the writer takes their factor out."""
+    decoder = built(SubNorm(), norm=LayerNorm(eps=0.0), feed_forward=ReLU()).double()
     tokens = torch.arange(11)[None]
     before = decoder(tokens)
     with torch.no_grad():
         for block in decoder.blocks:
             block.attention.value.weight.mul_(3.0)
+            block.feed_forward.up.weight.mul_(3.0)
     torch.testing.assert_close(decoder(tokens), before, atol=1e-12, rtol=0)
     with torch.no_grad():
         decoder.blocks[0].attention.writer.weight.mul_(3.0)
