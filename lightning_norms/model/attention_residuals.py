@@ -11,7 +11,7 @@ from lightning_norms.model.norms import Norm, RMSNorm
 from lightning_norms.model.residual import Branch, Placement, Site
 
 Written = tuple[Tensor, ...]
-"""The embedding, then what each sublayer (or block of sublayers) has written: the stream is their sum, never taken."""
+"""What each sublayer (or block of sublayers) has written, newest first, the embedding last: never summed up."""
 
 
 @dataclass(frozen=True)
@@ -91,4 +91,4 @@ class _DepthResidual(nn.Module):
 
     def forward(self, written: Written, branch: Branch) -> Written:
         f = branch(self.before(self.mean(written)))
-        return (*written, f) if self.starts_block else (*written[:-1], written[-1] + f)
+        return (f, *written) if self.starts_block else (written[0] + f, *written[1:])

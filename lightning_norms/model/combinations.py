@@ -62,6 +62,11 @@ class MixNorm(Placement):
         """That placement's."""
         return self.at(site).inner(site, norm)
 
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Whether one of the two does."""
+        return self.first.wants_qk_norm or self.rest.wants_qk_norm
+
     def gain(self, site: Site) -> float:
         """That placement's."""
         return self.at(site).gain(site)
@@ -119,6 +124,11 @@ class ProRes(Placement):
     def inner(self, site: Site, norm: Norm) -> Inner:
         """The base's."""
         return self.base.inner(site, norm)
+
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Whether the base does."""
+        return self.base.wants_qk_norm
 
     def gain(self, site: Site) -> float:
         """The base's."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -218,7 +217,10 @@ class OutputNorm(Placement):
     Source: OLMo 2 (Walsh et al. 2024), arXiv:2501.00656; also EXAONE 4.
     """
 
-    wants_qk_norm: ClassVar[bool] = True
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Attention reads the stream as it is."""
+        return True
 
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
         """A norm behind the branch."""
@@ -242,7 +244,11 @@ class ResPostNorm(Placement):
     """
 
     start: float = 0.0
-    wants_qk_norm: ClassVar[bool] = True
+
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Attention reads the stream as it is."""
+        return True
 
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
         """A norm behind the branch, silent at first."""

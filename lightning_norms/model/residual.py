@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -159,9 +159,6 @@ class Placement(ABC):
     residual, so that a design may span a block.
     """
 
-    wants_qk_norm: ClassVar[bool] = False
-    """Whether queries and keys come from a stream that no norm has bounded: the decoder warns without qk-norm."""
-
     @abstractmethod
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
         """The residual around one sublayer, called as ``residual(x, branch)``."""
@@ -177,6 +174,11 @@ class Placement(ABC):
     def inner(self, site: Site, norm: Norm) -> Inner:
         """Norms and gains inside the sublayer: on queries, keys, values, hidden features, before the writer."""
         return Inner()
+
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Whether queries and keys come from a stream that no norm has bounded: the decoder warns without qk-norm."""
+        return False
 
     def gain(self, site: Site) -> float:
         """Factor on the value path's weights at initialization."""

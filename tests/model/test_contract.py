@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_norms.initial_weights import looks_trained
 from lightning_norms.model import designs
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.plain import from_plain, to_plain
+from lightning_norms.writers import residual_writers, value_path
 from tests.model.stacks import all_placements
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*give `qk_norm")
@@ -109,6 +111,15 @@ def test_plain_data_and_state_round_trip(placement):
     other.load_state_dict(one.state_dict())
     tokens = torch.randint(0, 11, (2, 8))
     assert torch.equal(one(tokens), other(tokens))
+
+
+@pytest.mark.parametrize("placement", all_placements(), ids=IDS)
+def test_fresh_weights_look_fresh_and_name_their_writers(placement):
+    """What ResidualRescale asks of a network before it touches one."""
+    decoder = decoder_of(placement)
+    assert not looks_trained(decoder)
+    assert len(residual_writers(decoder)) == 2 * 3
+    assert len(value_path(decoder)) == 4 * 3
 
 
 @pytest.mark.parametrize("placement", all_placements(), ids=IDS)

@@ -362,6 +362,20 @@ def test_admin_profile_follows_its_recursion():
         profile_admin(built(PostNorm()), lambda: None)
 
 
+@pytest.mark.parametrize("placement", [MixNorm(rest=OutputNorm()), ProRes(OutputNorm()), ResPostNorm()], ids=repr)
+def test_combinations_pass_the_warning_on(placement):
+    assert placement.wants_qk_norm
+    assert not MixNorm().wants_qk_norm
+
+
+def test_ngpt_turns_before_it_normalises():
+    attention = built(NGPT(), n_kv_heads=1).blocks[0].attention
+    assert (type(attention.query_norm), type(attention.key_norm)) == (nn.Identity, nn.Identity)
+    x = torch.randn(3, 2, H)
+    torch.testing.assert_close(attention.turned_query_norm(x).norm(dim=-1), torch.full((3, 2), H**0.5))
+    torch.testing.assert_close(attention.turned_key_norm(x[:, :1]).norm(dim=-1), torch.full((3, 1), H**0.5))
+
+
 @pytest.mark.parametrize("over", ["head", "width"])
 @pytest.mark.parametrize("rotary", ["before", "after"])
 def test_qk_norm_stands_where_it_says(over, rotary):
