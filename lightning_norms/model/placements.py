@@ -183,8 +183,8 @@ class Sandwich(Placement):
 class PeriNorm(Placement):
     """``x + N(f(N(x)))``, a final norm, and if wanted a norm of the embedding: Peri-LN.
 
-    The sandwich, studied for language models: at the start the stream's variance grows by 1 a sublayer, linear in depth
-    and no faster later (in the paper). The outer norm is on the branch, before the sum.
+    The sandwich, studied for language models: at the start the stream's variance grows by 1 a sublayer, linearly.
+    The outer norm is on the branch, before the sum. Two norms more a block than pre-norm.
 
     Args:
         embedding_norm: normalise the embedding too.
@@ -267,7 +267,8 @@ class KEEL(Placement):
 
         alpha = 2L        but alpha = 1 in block 1, whose attention has no outer norm
 
-    The shortcut's gradient passes all norms almost undiminished; the loss falls more slowly early on (in the paper).
+    The shortcut's gradient passes all norms almost undiminished; the loss falls more slowly early on (in the paper,
+    where norms are RMSNorm).
 
     Args:
         alpha: constant on the stream; None for the paper's.
