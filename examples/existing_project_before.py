@@ -48,7 +48,8 @@ def sequences(count: int = 1600, symbols: int = 32, length: int = 16) -> torch.T
 def main() -> None:
     seed_everything(0)
     data = DataLoader(sequences(), batch_size=8)
-    trainer = Trainer(max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    quiet = {"logger": False, "enable_checkpointing": False}
+    trainer = Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet)
     trainer.fit(Encoder(), data)
     print(f"loss after {trainer.global_step} steps: {trainer.callback_metrics['loss']:.3f}")
 

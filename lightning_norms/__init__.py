@@ -6,6 +6,7 @@ The public names. A YAML file needs none of these imports: there a class is name
 from lightning_norms.callbacks.admin_profile import AdminProfile
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
+from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
@@ -115,6 +116,7 @@ __all__ = [
     "DyT",
     "DynamicHyperConnections",
     "Exponential",
+    "FallbackExhaustedError",
     "GLMDeepNorm",
     "GPT2Rescale",
     "HybridNorm",
@@ -123,6 +125,7 @@ __all__ = [
     "Inner",
     "InverseSqrt",
     "L2Norm",
+    "LRFallback",
     "LayerNorm",
     "Learned",
     "Linear",

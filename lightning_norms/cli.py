@@ -19,8 +19,16 @@ from rich.console import Console
 from lightning_norms import generate, mistakes, recipes
 
 # Imported so that their classes are known by one word in YAML.
-from lightning_norms.callbacks import admin_profile, depth_monitor, residual_rescale, unit_matrices, warmup  # noqa: F401
+from lightning_norms.callbacks import (  # noqa: F401
+    admin_profile,
+    depth_monitor,
+    lr_fallback,
+    residual_rescale,
+    unit_matrices,
+    warmup,
+)
 from lightning_norms.callbacks.after_step import AfterStep
+from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig
@@ -112,7 +120,7 @@ class NormsCLI(LightningCLI):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; exits with 2 after one short message if the user's input is at fault."""
+    """Run a command; exits with 2 after a short message on the input, with 3 if no fallback could save a run."""
     given = sys.argv[1:] if arguments is None else arguments
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # --model mine.Module, also by the console script
@@ -121,6 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
             _run(given)
     except argparse.ArgumentError as error:
         _exit(mistakes.explain(str(error), CHOICES))
+    except FallbackExhaustedError as error:
+        _exit(str(error), code=3)
     except (ValueError, TypeError, OSError, MisconfigurationException) as error:
         if not _is_mistake(error):
             raise
@@ -189,6 +199,6 @@ def _check_yaml(file: str) -> str:
     return file
 
 
-def _exit(message: str) -> None:
+def _exit(message: str, code: int = 2) -> None:
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code)

@@ -61,6 +61,7 @@ class Factors:
         self._optimizer = weakref.ref(optimizer)
         self._by_name: dict[str, Callable[[int], float]] = {}
         self._stepping = False
+        self._cancelled = False
         self._worn: list[_Worn] = []
         self._used: list[LearningRate] = []
         self._handles = (
@@ -109,6 +110,14 @@ class Factors:
         if self._stepping or self._worn:
             self._put_on()
 
+    def cancel_step(self) -> None:
+        """Do not count the step that is under way: its gradients were taken away, so that nothing moves."""
+        self._cancelled = True
+
+    def names(self) -> tuple[str, ...]:
+        """Who has a factor here."""
+        return tuple(self._by_name)
+
     def used(self) -> list[float]:
         """Effective learning rate of the last step that was taken, by group; empty before the first one.
 
@@ -137,7 +146,8 @@ class Factors:
         # Read from the groups and not from _worn: what the update did use, even if user code wrote lr meanwhile.
         rates = [_copy(group["lr"]) for group in optimizer.param_groups]
         self.hide()
-        if not _skipped(optimizer):
+        cancelled, self._cancelled = self._cancelled, False
+        if not cancelled and not _skipped(optimizer):
             self._used = rates
             self.clock += 1
             self.taken += 1

@@ -42,6 +42,8 @@ EFFECTIVE_LEARNING_RATE = Key(
 GRAD_NORM = Key("grad_norm/{}", "1", "L2 norm of the gradient, float32, unscaled, before clipping, by depth")
 STREAM_RMS = Key("stream_rms/{}", "1", "root mean square of the residual stream after a block")
 UPDATE_RATIO = Key("update_ratio/{}", "1", "L2 norm of the step's weight change / L2 norm of the weights, by depth")
+FALLBACK = Key("fallback/{}", "1", "what LRFallback has done so far: skips, rollbacks, restarts, and its factor")
+SPIKE_SCORE = Key("spike_score/{}", "1", "share of steps beyond 6 standard deviations of the 128 before them")
 
 KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))
 

@@ -44,9 +44,9 @@ def test_a_custom_placement_trains_and_comes_back(tmp_path):
 def test_the_change_is_an_import_and_an_argument():
     code = [re.sub(r'""".*?"""', "", (EXAMPLES / f"existing_project_{name}.py").read_text(), count=1, flags=re.DOTALL).splitlines() for name in ("before", "after")]  # noqa: E501  # fmt: skip
     changes = [line for line in difflib.ndiff(*code) if line[:2] in ("+ ", "- ") and line[2:].strip()]
-    assert [line[:2] for line in changes] == ["+ ", "+ ", "- ", "+ "]
+    assert [line[:2] for line in changes] == ["+ ", "+ ", "- ", "+ "], changes
     assert "import DepthMonitor" in changes[0]
-    assert changes[3].replace(", callbacks=ours", "")[2:] == changes[2][2:]
+    assert changes[3].replace("callbacks=ours, ", "")[2:] == changes[2][2:]
 
 
 def test_every_example_is_in_the_table():

@@ -9,17 +9,22 @@ from lightning_norms import recipes
 from lightning_norms.cli import main
 
 # What a recipe is, as the difference to post48. Anything else that differs is a mistake.
-WARMUP, RESCALE = "Warmup", "ResidualRescale"
+WARMUP, RESCALE, FALLBACK = "Warmup", "ResidualRescale", "LRFallback"
 DIFFERENCES = {
     "post48": {},
-    "pre48": {"placement": "PreNorm", "without": {WARMUP, RESCALE}},
-    "post48-cold": {"without": {WARMUP, RESCALE}},
-    "post48-warmup": {"without": {RESCALE}},
-    "post48-rescale": {"without": {WARMUP}},
-    "deepnorm48": {"placement": "DeepNorm", "without": {WARMUP, RESCALE}},
-    "deepnorm200": {"placement": "DeepNorm", "without": {WARMUP, RESCALE}, "n_layers": 200, "max_steps": 150},
+    "pre48": {"placement": "PreNorm", "without": {WARMUP, RESCALE, FALLBACK}},
+    "pre48-hot": {"placement": "PreNorm", "without": {WARMUP, RESCALE}, "learning_rate": 3e-2},
+    "post48-cold": {"without": {WARMUP, RESCALE, FALLBACK}},
+    "post48-warmup": {"without": {RESCALE, FALLBACK}},
+    "post48-rescale": {"without": {WARMUP, FALLBACK}},
+    "post48-fallback": {"without": {WARMUP}},
+    "post48-rescue": {"without": {WARMUP, RESCALE}, "fallback": {"rescale_on_restart": True}},
+    "deepnorm48": {"placement": "DeepNorm", "without": {WARMUP, RESCALE, FALLBACK}},
+    "deepnorm200": {
+        "placement": "DeepNorm", "without": {WARMUP, RESCALE, FALLBACK}, "n_layers": 200, "max_steps": 150
+    },
     "deepnorm1000": {
-        "placement": "DeepNorm", "without": {WARMUP, RESCALE}, "n_layers": 1000, "max_steps": 50,
+        "placement": "DeepNorm", "without": {WARMUP, RESCALE, FALLBACK}, "n_layers": 1000, "max_steps": 50,
         "decoder": {"d_model": 32, "activation_checkpointing": True},
         "trainer": {"val_check_interval": 50, "limit_val_batches": 5},
     },
@@ -50,6 +55,8 @@ def test_the_48_block_recipes_differ_in_nothing_else(name):
     decoder["placement"] = difference.get("placement", decoder["placement"])
     decoder["n_layers"] = difference.get("n_layers", decoder["n_layers"])
     decoder |= difference.get("decoder", {})
+    arguments = expected["model"]["init_args"]
+    arguments["learning_rate"] = difference.get("learning_rate", arguments["learning_rate"])
     expected["trainer"]["max_steps"] = difference.get("max_steps", 300)
     expected["trainer"] |= difference.get("trainer", {})
     expected["trainer"]["callbacks"] = [
@@ -57,6 +64,9 @@ def test_the_48_block_recipes_differ_in_nothing_else(name):
         for callback in expected["trainer"]["callbacks"]
         if callback["class_path"] not in difference.get("without", ())
     ]
+    for callback in expected["trainer"]["callbacks"]:
+        if callback["class_path"] == FALLBACK and "fallback" in difference:
+            callback["init_args"] = difference["fallback"]
     assert read(name) == expected
 
 

@@ -21,6 +21,7 @@ from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import DepthHistory
 from lightning_norms.measure import GroupNorms, StreamMeter, sharding_group, total_norm, update_ratio
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO
+from lightning_norms.observing import pending_scale
 
 PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
@@ -148,7 +149,7 @@ class DepthMonitor(Callback):
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
         norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
         gradients = norms.gradients()
-        scale = _pending_scale(trainer, optimizer)
+        scale = pending_scale(trainer, optimizer)
         if scale is not None:
             gradients = gradients / scale.to(gradients)
         before = None
@@ -289,12 +290,3 @@ def _with_total(norms: Tensor) -> Tensor:
 def _logged_step(trainer: Trainer) -> int:
     """The loggers' step axis, the one that ``self.log`` and Lightning's own monitors use."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def _pending_scale(trainer: Trainer, optimizer: Optimizer) -> Tensor | None:
-    """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return None
-    scale: Tensor | None = scaler._scale
-    return scale

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lightning_norms.depth_history import Profile
 
-DECADES = 12
+MOST_DECADES, FEWEST_DECADES = 12, 4
 ZERO, INFINITE, MISSING = "hotpink", "red", "lightgrey"
 
 
@@ -75,13 +75,16 @@ def pixels(figure: Figure) -> NDArray[np.uint8]:
 
 
 def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Colour range: the positive finite values, at most ``DECADES`` decades below the largest."""
+    """Colour range: from the largest down to the least positive finite value, but 4 to 12 decades.
+
+    Four at the least, so that a calm run looks calm: its noise must not fill the colours of a dying one.
+    """
     good = values[np.isfinite(values) & (values > 0)]
     if not good.size:
         return 0.1, 1.0
     high = float(np.clip(good.max(), 1e-60, 1e60))  # matplotlib's logarithms end at the ends of float64
-    low = float(np.clip(good.min(), high * 10.0**-DECADES, high))
-    return (low, high) if high > 1.01 * low else (low / 2, high * 2)
+    low = float(np.clip(good.min(), high * 10.0**-MOST_DECADES, high * 10.0**-FEWEST_DECADES))
+    return low, high
 
 
 def _edges(profile: Profile) -> NDArray[np.float64]:

@@ -1,0 +1,465 @@
+"""Save a run by itself: skip a bad step, go back to a healthy one, start again lower; and say why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_norms.detection import (
+    DivergenceRule,
+    Finding,
+    Observation,
+    SpikeRule,
+    SpikeScore,
+    StallRule,
+    find_non_finite,
+    load_state,
+    state_of,
+)
+from lightning_norms.events import Event, EventLog
+from lightning_norms.ladder import Ladder, Limits
+from lightning_norms.learning_rate import Factors, factors_of
+from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
+from lightning_norms.observing import StepObserver
+from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
+from lightning_norms.snapshots import Snapshot, find_averages
+from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
+
+NAME = "fallback"
+MARK = "residual_rescaled"
+PATIENCE_WITH_SCALER = 20
+
+
+class FallbackExhaustedError(RuntimeError):
+    """Every rung was tried, and the run is still not healthy. The message is the report."""
+
+
+class LRFallback(Callback):
+    """Skips, rolls back, or restarts at a lower learning rate, decided before the bad step is taken.
+
+    ::
+
+        loss, gradients  ->  detection: which cause?  ->  ladder: which rung?  ->  done before the optimizer moves
+                             non_finite, spike            skip
+                             divergence                   roll back to the last healthy snapshot, lr x cut
+                             stall                        restart from step 0, lr x cut, fresh warmup
+                                                          stop: FallbackExhaustedError, with what was tried
+
+    All ranks decide on the same reduced numbers. A skip moves no tensor and no factor. A rollback puts back weights,
+    buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers and data go on, so
+    the bad batches are passed by. The lower learning rate is a factor on top of any scheduler, kept in the checkpoint.
+    Every intervention is a line in ``events.jsonl``, a line on the console, and ``fallback/...`` for the loggers.
+
+    After a rollback or restart the baselines start anew, so for 16 steps only the rule for early steps can fire: that
+    is the cool-down. Under a GradScaler a non-finite step is left to the scaler, which skips it by itself.
+
+    Args:
+        cut: the learning rate is multiplied by it at each rollback and restart.
+        max_skips: steps skipped in a row before that counts as a divergence.
+        max_rollbacks: rollbacks in a run.
+        max_restarts: restarts in a run.
+        lowest_factor: no cut goes below this share of the planned learning rate.
+        snapshot_every_n_steps: optimizer steps between two snapshots of a healthy run.
+        restart_within: optimizer steps for which the weights of step 0 are kept; after that a stall rolls back.
+        restart_warmup_steps: length of the fresh warmup after a restart, unless a ``Warmup`` starts its own again.
+        rescale_on_restart: also apply ``rule`` to the residual writers at a restart, if that was not done before.
+        rule: factor for ``rescale_on_restart``.
+        pattern: regular expression for the writers' names, for models that do not name them themselves.
+        recovery_steps: quiet optimizer steps over which the factor climbs back to 1 in a straight line; None for never.
+        dry_run: only report.
+
+    Raises:
+        ValueError: when built, on an argument out of range; at fit start, if the run cannot be watched (LBFGS,
+            several optimizers, DeepSpeed).
+        FallbackExhaustedError: in training, when nothing is left to try.
+
+    Example:
+        >>> fallback = LRFallback(cut=0.3, snapshot_every_n_steps=20)
+
+    Source: the ladder follows what people do by hand (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1, roll back
+        about 100 steps and pass the batches by; Zhang et al. 2022, arXiv:2205.01068, lower the learning rate).
+    """
+
+    def __init__(
+        self,
+        cut: float = 0.5,
+        max_skips: int = 3,
+        max_rollbacks: int = 3,
+        max_restarts: int = 3,
+        lowest_factor: float = 0.01,
+        snapshot_every_n_steps: int = 50,
+        restart_within: int = 500,
+        restart_warmup_steps: int = 100,
+        rescale_on_restart: bool = False,
+        rule: RescaleRule = GPT2Rescale(),  # noqa: B008 - frozen, and YAML shows it by name
+        pattern: str | None = None,
+        recovery_steps: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        super().__init__()
+        self.ladder = Ladder(Limits(cut, lowest_factor, max_skips, max_rollbacks, max_restarts))
+        self.snapshot_every_n_steps = _whole("snapshot_every_n_steps", snapshot_every_n_steps, 1)
+        self.restart_within = _whole("restart_within", restart_within, 0)
+        self.restart_warmup_steps = _whole("restart_warmup_steps", restart_warmup_steps, 0)
+        self.recovery_steps = None if recovery_steps is None else _whole("recovery_steps", recovery_steps, 1)
+        self.rescale_on_restart, self.rule, self.pattern, self.dry_run = rescale_on_restart, rule, pattern, dry_run
+        self._limits = self.ladder.limits
+        self._restored: dict[str, Any] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.ladder = Ladder(self._limits)
+        self.spike, self.divergence, self.stall = SpikeRule(), DivergenceRule(), StallRule()
+        self.scores = {"loss": SpikeScore(), "grad_norm": SpikeScore()}
+        self.steps = 0
+        self._quiet_since = 0
+        self._restarted_at: int | None = None
+        self._left_to_scaler = 0
+        self._incident: str | None = None
+        self._flagged = 0
+        self._events = EventLog(None)
+        self._healthy: Snapshot | None = None
+        self._start: Snapshot | None = None
+        self._factors: list[Factors] = []
+        self._observer: StepObserver | None = None
+        self._scaler_to_restore: dict[str, Any] | None = None
+        self._is_sharded = False
+
+    # --- start and end --------------------------------------------------------------------------------------------
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A new fit starts over; a checkpoint is loaded after this."""
+        if stage == "fit":
+            self._restored = None
+            self._reset()
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the run can be watched, and keep the start: here every strategy has restored everything."""
+        _refuse(trainer)
+        self._events = EventLog(Path(trainer.log_dir or trainer.default_root_dir) if trainer.is_global_zero else None)
+        if self._restored is not None:
+            self._load(self._restored)
+        self._observer = StepObserver(pl_module)
+        # The start goes into the checkpoint, which rank 0 writes: of no use to the others' shards.
+        self._is_sharded = any(hasattr(parameter, "placements") for parameter in pl_module.parameters())
+        self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
+        for factors in self._factors:
+            factors.set(NAME, self._factor)
+        if self.dry_run:
+            return
+        if self.rescale_on_restart:
+            self._matrices(pl_module)  # the error of a model in which nothing is found belongs here
+        if self.steps == 0:
+            self._start = self._healthy = self._take(trainer, pl_module)
+            rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
+        elif not self.stall.is_suspicious():
+            self._healthy = self._take(trainer, pl_module)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the optimizers as they were, and let go of the snapshots."""
+        self._leave()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The same: Lightning calls neither ``on_fit_end`` nor ``teardown`` after an exception."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._restored = self.state_dict()  # for a checkpoint that is saved after fit
+        for factors in self._factors:
+            factors.remove(NAME)
+        self._factors, self._observer, self._healthy = [], None, None
+
+    # --- every step -----------------------------------------------------------------------------------------------
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Keep the loss on its device until the step."""
+        if self._observer is not None:
+            self._observer.add_loss(trainer, loss, pl_module.automatic_optimization)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Look, decide, act: gradients are reduced and unscaled here, not yet clipped, and nothing has moved."""
+        if self._observer is None:
+            return
+        seen = self._observer.observe(trainer, optimizer)
+        self.steps += 1
+        for factors in self._factors:
+            factors.refresh()  # in full precision they were put on before this step was counted
+        for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
+            if value is not None:
+                self.scores[name].update(value)
+        if self._is_the_scalers(trainer, seen):
+            return
+        finding = self._find(seen)
+        if finding is None:
+            self._accept(seen)
+        elif self.dry_run:
+            self._only_report(trainer, finding)
+        else:
+            self._act(trainer, pl_module, optimizer, finding)
+
+    def _is_the_scalers(self, trainer: Trainer, seen: Observation) -> bool:
+        """Whether a GradScaler skips this step by itself: overflow is how it finds its scale, and no event."""
+        bad = find_non_finite(seen) is not None and getattr(trainer.precision_plugin, "scaler", None) is not None
+        self._left_to_scaler = self._left_to_scaler + 1 if bad else 0
+        return 0 < self._left_to_scaler <= PATIENCE_WITH_SCALER
+
+    def _find(self, seen: Observation) -> Finding | None:
+        found = find_non_finite(seen)
+        if found is not None:
+            return found
+        stall = self.stall.judge(seen)
+        return self.spike.judge(seen) or self.divergence.judge(seen) or stall
+
+    def _accept(self, seen: Observation) -> None:
+        self.spike.accept(seen)
+        self.divergence.accept(seen)
+        self.ladder.step_taken()
+        self._incident, self._flagged = None, 0
+        self._recover()
+
+    def _only_report(self, trainer: Trainer, finding: Finding) -> None:
+        self._report(trainer, finding, "report")
+        self._flagged += 1
+        if self._flagged > self._limits.max_skips:  # a level that stays is the new level
+            self.spike.start_afresh()
+            self.divergence.start_afresh()
+
+    def _recover(self) -> None:
+        if self.recovery_steps is not None and self.ladder.factor < 1.0:
+            left = max(1, self.recovery_steps - (self.steps - self._quiet_since) + 1)
+            self.ladder.factor += (1.0 - self.ladder.factor) / left
+
+    def _act(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, finding: Finding) -> None:
+        action = self.ladder.climb(finding.cause, self._healthy is not None, self._start is not None)
+        if finding.cause == "spike" and action != "skip":
+            finding = replace(finding, cause="divergence")  # a spike that stays
+        self._report(trainer, finding, action)
+        if action == "stop":
+            raise FallbackExhaustedError(self._last_words(finding))
+        if action == "rollback":
+            self._put_back(trainer, pl_module, self._healthy)
+        elif action == "restart":
+            self._put_back(trainer, pl_module, self._start)
+            self._begin_again(trainer, pl_module)
+        self._skip(trainer, optimizer)
+
+    # --- the rungs ------------------------------------------------------------------------------------------------
+
+    def _skip(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""
+        for factors in self._factors:
+            factors.cancel_step()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            # A fused optimizer skips on the device if the scaler finds an infinity; without gradients it would refuse.
+            self._scaler_to_restore = scaler.state_dict()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.full_like(parameter, torch.inf)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
+        assert snapshot is not None
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
+        unknown = snapshot.restore(pl_module, trainer.optimizers, scaler=scaler, averages=averages)
+        if unknown:
+            rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(unknown)}")
+        self.spike.start_afresh()
+        self.divergence.start_afresh()
+        self.stall.start_afresh()
+        self._quiet_since = self.steps
+        for factors in self._factors:
+            factors.refresh()
+
+    def _begin_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restarted_at = self.steps
+        for factors in self._factors:
+            factors.clock = 0  # a Warmup callback's schedule starts again
+        if self.rescale_on_restart and not getattr(pl_module, MARK, False):
+            matrices = self._matrices(pl_module)
+            for matrix in matrices:
+                scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
+            setattr(pl_module, MARK, True)
+            self._start = self._take(trainer, pl_module, step=0)
+            rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
+        self._healthy = self._start
+
+    def _matrices(self, pl_module: LightningModule) -> list[Matrix]:
+        find = value_path if self.rule.whole_value_path else residual_writers
+        return [matrix for matrix in find(pl_module, self.pattern) if matrix.parameter.requires_grad]
+
+    def _factor(self, clock: int) -> float:
+        """What the learning rate is multiplied by; after a restart it climbs in a straight line."""
+        if self._restarted_at is None or any("warmup" in factors.names() for factors in self._factors):
+            return self.ladder.factor
+        climbed = max(0, self.steps - self._restarted_at)
+        return self.ladder.factor * min(1.0, climbed / max(1, self.restart_warmup_steps))
+
+    # --- after the step -------------------------------------------------------------------------------------------
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Snapshot a healthy run, and log."""
+        if self._observer is None:
+            return
+        if self._scaler_to_restore is not None:  # it has backed off for an infinity that we put there
+            trainer.precision_plugin.scaler.load_state_dict(self._scaler_to_restore)  # type: ignore[attr-defined]
+            self._scaler_to_restore = None
+        if self.steps > self.restart_within:
+            self._start = None
+        if not self.dry_run and self._is_healthy() and self._due():
+            self._healthy = self._take(trainer, pl_module)
+        if trainer.loggers and trainer._logger_connector.should_update_logs:
+            self._log(trainer)
+
+    def _due(self) -> bool:
+        return self._healthy is None or self.steps - self._healthy.step >= self.snapshot_every_n_steps
+
+    def _is_healthy(self) -> bool:
+        return self._incident is None and not self.stall.is_suspicious()
+
+    def _take(self, trainer: Trainer, pl_module: LightningModule, step: int | None = None) -> Snapshot:
+        step = self.steps if step is None else step
+        reuse = None if self._healthy is self._start else self._healthy
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
+        return Snapshot.take(pl_module, trainer.optimizers, step=step, scaler=scaler, averages=averages, reuse=reuse)
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    def _report(self, trainer: Trainer, finding: Finding, action: str) -> None:
+        """One event for each incident and action: steps skipped in a row are one."""
+        incident = f"{finding.cause}/{action}"
+        if incident == self._incident and action in ("skip", "report"):
+            return
+        self._incident = incident
+        said = {
+            "skip": "the step is skipped",
+            "rollback": f"back to step {self._healthy.step if self._healthy else 0}, "
+            f"learning rate x {self.ladder.factor:.4g}",
+            "restart": f"starting again from step 0, learning rate x {self.ladder.factor:.4g}, with a fresh warmup",
+            "stop": "nothing is left to try",
+            "report": "dry run: nothing is done",
+        }[action]
+        message = f"LRFallback, step {self.steps - 1}: {finding.cause}: {finding.message}; {said}."
+        event = Event(self.steps - 1, finding.cause, action, {**finding.evidence}, self.ladder.factor, message)
+        self._events.append(event)
+        rank_zero_warn(message) if action == "stop" else rank_zero_info(message)
+        self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        values = {FALLBACK.of(name): float(getattr(self.ladder, name)) for name in ("skips", "rollbacks", "restarts")}
+        values[FALLBACK.of("factor")] = self._factor(0)
+        values |= {SPIKE_SCORE.of(name): score.value() for name, score in self.scores.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def _last_words(self, finding: Finding) -> str:
+        tried = "\n".join(f"  {event.message}" for event in self._events.events)
+        return f"the run is not healthy ({finding.cause}: {finding.message}), and nothing is left to try:\n{tried}"
+
+    @property
+    def events(self) -> list[Event]:
+        """What was done in this run, oldest first."""
+        return list(self._events.events)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let no weight that is not finite reach a file; and keep what is written as the last healthy moment.
+
+        A resumed run can go back to its checkpoint only, so the run that goes on does the same.
+        """
+        if self._observer is None or self.dry_run:
+            return
+        bad = not all(_finite(parameter) for parameter in pl_module.parameters())
+        if self._healthy is not None and trainer.strategy.reduce_boolean_decision(bad, all=False):
+            self._put_back(trainer, pl_module, self._healthy)
+            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+            states = [trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.strategy.optimizers]
+            checkpoint["optimizer_states"] = states
+            finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
+            self._report(trainer, finding, "rollback")
+        elif self._is_healthy():
+            self._healthy = self._take(trainer, pl_module)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, factor, baselines, events, whether the run is healthy, and the start while it may be needed."""
+        if self._restored is not None and self._observer is None:
+            return self._restored
+        return {
+            "steps": self.steps,
+            "quiet_since": self._quiet_since,
+            "restarted_at": self._restarted_at,
+            "incident": self._incident,
+            "healthy": self._is_healthy(),
+            "ladder": self.ladder.state_dict(),
+            "rules": {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")},
+            "scores": {name: state_of(score) for name, score in self.scores.items()},
+            "events": self._events.state_dict(),
+            "start": None if self._start is None or self._is_sharded else self._start.state_dict(),
+        }
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the state for ``on_train_start``."""
+        self._restored = dict(state_dict)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.steps, self._quiet_since = state["steps"], state["quiet_since"]
+        self._restarted_at, self._incident = state["restarted_at"], state["incident"]
+        self.ladder.load_state_dict(state["ladder"])
+        for name, rule in state["rules"].items():
+            load_state(getattr(self, name), rule)
+        for name, score in state["scores"].items():
+            load_state(self.scores[name], score)
+        self._events.load_state_dict(state["events"])
+        self._events.resume_at(self.steps)
+        self._start = None if state["start"] is None else Snapshot.from_state(state["start"])
+
+
+def _refuse(trainer: Any) -> None:
+    """One sentence about a run that cannot be watched, before it trains."""
+    names = [type(getattr(optimizer, "_optimizer", optimizer)).__name__ for optimizer in trainer.optimizers]
+    if len(names) > 1:
+        raise ValueError(f"LRFallback cannot tell whose loss it sees with several optimizers ({', '.join(names)}).")
+    if "LBFGS" in names:
+        raise ValueError("LRFallback cannot judge LBFGS, which evaluates several losses inside one step.")
+    if "DeepSpeed" in type(trainer.strategy).__name__:
+        raise ValueError("LRFallback cannot act under DeepSpeed, which keeps gradients and steps to itself.")
+
+
+def _finite(parameter: Tensor) -> bool:
+    return bool(torch.isfinite(parameter.detach()).all())
+
+
+def _megabytes(snapshot: Snapshot) -> str:
+    return f"{snapshot.bytes / 1e6:.1f} MB"
+
+
+def _whole(name: str, value: object, lowest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ValueError(f"LRFallback: {name} must be a whole number >= {lowest}, got {value!r}")
+    return value
