@@ -356,6 +356,7 @@ def test_admin_profile_follows_its_recursion():
     for i in range(1, 5):  # unit variance: sqrt(1 + sum of the branches' variances)
         omega = next_omega(omega, 1.0, 0.5)
         assert omega == pytest.approx(math.sqrt(1 + i / 2))
+    assert next_omega(2.0, stream=0.04, branch=0.02) == pytest.approx(math.sqrt(4.5))  # relative to a small stream
     with pytest.raises(ValueError, match="no omega was measured"):
         profile_admin(decoder, lambda: None)
     with pytest.raises(ValueError, match="placement: Admin"):
@@ -374,6 +375,18 @@ def test_ngpt_turns_before_it_normalises():
     x = torch.randn(3, 2, H)
     torch.testing.assert_close(attention.turned_query_norm(x).norm(dim=-1), torch.full((3, 2), H**0.5))
     torch.testing.assert_close(attention.turned_key_norm(x[:, :1]).norm(dim=-1), torch.full((3, 1), H**0.5))
+
+
+def test_ngpts_rate_is_stored_so_that_adam_moves_it_as_it_moves_a_weight():
+    rate = NGPT(rate=0.1).wrap(Site("attention", 16, 1, 1), NORM).rate
+    torch.testing.assert_close(rate.weight, torch.full((16,), 0.25))  # width^(-1/2), the size of a weight
+    torch.testing.assert_close(rate(torch.ones(16)), torch.full((16,), 0.1))
+    residual = NGPT(rate=0.1).wrap(Site("attention", 16, 1, 1), NORM)
+    h = nn.functional.normalize(torch.randn(16), dim=0)
+    forward = residual(h, lambda x: x.roll(1))
+    with torch.no_grad():
+        residual.rate.weight.neg_()
+    torch.testing.assert_close(residual(h, lambda x: x.roll(1)), forward)  # |a| acts
 
 
 @pytest.mark.parametrize("over", ["head", "width"])
