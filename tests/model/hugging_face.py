@@ -32,6 +32,10 @@ class Comparison:
     shift: float = 0.0
     """What their gains are stored without: 1 for Gemma."""
 
+    def key_biases(self, parameter):
+        """Whether a parameter of ours is the bias of keys."""
+        return any(parameter is block.attention.key.bias for block in self.ours.blocks)
+
 
 def built(model, config, attention="sdpa", **options):
     """Their model; "eager" attention takes its softmax in float32, so it cannot serve in float64."""
@@ -47,12 +51,17 @@ def decoder(**options):
 
 @torch.no_grad()
 def randomised(model):
-    """Every gain in U(0.5, 1.5) (as it acts), every bias N(0, 0.1): gain 1 hides swapped norms."""
+    """Every gain in U(0.5, 1.5) (as it acts), every bias N(0, 0.1): gain 1 hides swapped norms.
+
+    Matrices are made five times as large, so that a branch, and with it a norm inside it, is no small part of the sum.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter, std=0.1)
         elif parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            parameter.mul_(5.0)
     return model.double()
 
 
@@ -155,5 +164,7 @@ def assert_equal(comparison, dtype, tolerance):
         nn.functional.cross_entropy(out.flatten(0, 1), tokens.flatten()).backward()
     compared = [(mine, other) for mine, other in pairs if mine.ndim == 1 and other.requires_grad]
     for mine, other in compared:
+        # A key's bias changes no attention weight, so its gradient is nothing but rounding.
         torch.testing.assert_close(mine.grad, other.grad, atol=tolerance, rtol=0)
+    assert all(other.grad.abs().max() > 1e-5 for mine, other in compared if not comparison.key_biases(mine))
     return len(compared)
