@@ -19,7 +19,15 @@ from rich.console import Console
 from lightning_norms import generate, mistakes, recipes
 
 # Imported so that their classes are known by one word in YAML.
-from lightning_norms.callbacks import depth_monitor, lr_fallback, residual_rescale, warmup  # noqa: F401
+from lightning_norms.callbacks import (  # noqa: F401
+    admin_profile,
+    depth_monitor,
+    lr_fallback,
+    residual_rescale,
+    unit_matrices,
+    warmup,
+)
+from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
@@ -27,8 +35,8 @@ from lightning_norms.model.decoder import DecoderConfig
 from lightning_norms.model.feed_forward import FeedForward
 from lightning_norms.model.initialization import Initialization
 from lightning_norms.model.norms import Norm
-from lightning_norms.model.placements import Placement
 from lightning_norms.model.positions import Positions
+from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.results import results_table
 from lightning_norms.rescale_rules import RescaleRule
@@ -76,7 +84,8 @@ class NormsCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},  # without a logger, every run writes ./config.yaml
-            trainer_defaults={"max_steps": 300},  # Lightning's own default is 1000 epochs
+            # Lightning's own default is 1000 epochs; AfterStep does nothing unless a placement asks for it.
+            trainer_defaults={"max_steps": 300, "callbacks": [AfterStep()]},
             parser_kwargs={
                 "prog": PROGRAM,
                 "description": DESCRIPTION,

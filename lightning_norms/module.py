@@ -166,7 +166,12 @@ class DecoderModule(LightningModule):
             rank_zero_info(f"unigram entropy of the training data: {entropy:.4f} nats/token (a dead run sits here)")
 
     def on_train_start(self) -> None:
-        """Start the clock of tokens per second."""
+        """Start the clock of tokens per second; refuse a placement that would stand still."""
+        waits = any(hasattr(module, "after_step") for module in self.decoder.modules())
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
+        if waits and not any(getattr(callback, "calls_after_step", False) for callback in callbacks):
+            name = type(self.config.placement).__name__
+            raise ValueError(f"{name} changes with every step: give the trainer callbacks=[AfterStep()].")
         self._clock = (0, time.perf_counter())
 
     def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:

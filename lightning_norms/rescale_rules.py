@@ -85,6 +85,87 @@ class DeepNormRescale(RescaleRule):
 
 
 @dataclass(frozen=True)
+class TFixupRescale(RescaleRule):
+    r"""T-Fixup's init: small enough to train without norms.
+
+    .. math:: W \leftarrow (9L)^{-1/4} W, \quad W \in \{\text{value, output, fc1, fc2}\}
+
+    The constant is that of a decoder with cross-attention; for a decoder alone it is a cautious choice of ours. Meant
+    for a Xavier base.
+
+    Example:
+        >>> round(TFixupRescale().gain(layer=1, layers=48), 4)
+        0.2193
+
+    Source:
+        Huang et al. 2020 (ICML), "Improving Transformer Optimization Through Better Initialization", and its code.
+    """
+
+    whole_value_path: ClassVar[bool] = True
+
+    def gain(self, layer: int, layers: int) -> float:
+        """(9 layers) ** -1/4, the same in every block."""
+        return math.pow(9 * layers, -0.25)
+
+
+@dataclass(frozen=True)
+class SubNormRescale(RescaleRule):
+    r"""Magneto's gain for its inner norms; above 1 from two blocks on.
+
+    .. math:: W \leftarrow \sqrt{\ln 2L}\, W, \quad W \in \{\text{value, output, fc1, fc2}\}
+
+    Meant for a Xavier base and the placement ``SubNorm``, which has it already.
+
+    Example:
+        >>> round(SubNormRescale().gain(layer=1, layers=48), 4)
+        2.1364
+
+    Source:
+        Wang et al. 2022, "Foundation Transformers", arXiv:2210.06423, decoder-only.
+    """
+
+    whole_value_path: ClassVar[bool] = True
+
+    def gain(self, layer: int, layers: int) -> float:
+        """sqrt(ln(2 layers)), the same in every block."""
+        return math.sqrt(math.log(2 * layers))
+
+
+@dataclass(frozen=True)
+class AdminRescale(RescaleRule):
+    r"""Admin without its profile: branches as small as its omega makes them, if every branch adds variance v to a 1.
+
+    .. math:: W_\text{writer} \leftarrow W_\text{writer} / \omega_l, \quad \omega_l^2 = 1 + v \, (2l - 3/2)
+
+    Behind a norm, ``omega x + f`` and ``x + f / omega`` are the same. Sublayers i = 2l - 1 and 2l have
+    :math:`\omega^2 = 1 + v (i - 1)`; a block takes their mean. For post-norm; the placement ``Admin`` measures instead.
+
+    Args:
+        variance: v, of a branch's output at init on a stream of variance 1.
+
+    Raises:
+        ValueError: the variance is not a finite number above 0.
+
+    Example:
+        >>> round(AdminRescale().gain(layer=1, layers=48), 4), round(AdminRescale().gain(layer=48, layers=48), 4)
+        (0.8165, 0.1023)
+
+    Source:
+        Liu et al. 2020, "Understanding the Difficulty of Training Transformers", arXiv:2004.08249.
+    """
+
+    variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.variance, int | float) or not 0 < self.variance < math.inf:
+            raise ValueError(f"AdminRescale: variance must be a finite number above 0, got {self.variance!r}")
+
+    def gain(self, layer: int, layers: int) -> float:
+        """1 / omega of the block."""
+        return 1 / math.sqrt(1 + self.variance * (2 * layer - 1.5))
+
+
+@dataclass(frozen=True)
 class ConstantRescale(RescaleRule):
     """A factor of your own on every writer.
 

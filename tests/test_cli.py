@@ -192,7 +192,7 @@ MISTAKES = [
     # arguments, YAML of a file wrong.yaml, words that the message must have
     ([*FIT, "--model.decoder.n_layerz=4"], "", ["n_layerz", "n_layers"]),
     (["fit", "--config", "wrong.yaml"], "model: {class_path: DecoderModule, init_args: {decoder: {n_layerz: 4}}}", ["n_layerz", "Did you mean n_layers"]),
-    ([*FIT, "--model.decoder.placement=DeepNrom"], "", ["model.decoder.placement", "'DeepNrom'", "DeepNorm, PostNorm, PreNorm"]),
+    ([*FIT, "--model.decoder.placement=DeepNrom"], "", ["model.decoder.placement", "'DeepNrom'", "one of DeepNorm, "]),
     ([*FIT, "--model.decoder.d_model=65"], "", ["d_model is 65", "multiple of n_heads, 4"]),
     ([*FIT, "--model.decoder.d_model=abc"], "", ["model.decoder.d_model", "'abc'", "whole number"]),
     ([*FIT, "--model.decoder.n_layers=1e3"], "", ["model.decoder.n_layers", "1000", "whole number"]),

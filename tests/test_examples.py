@@ -26,6 +26,21 @@ def test_two_lines_bring_an_existing_project_to_life(tmp_path):
     assert (tmp_path / "grad_norm_by_depth.png").exists()
 
 
+@pytest.mark.slow
+def test_a_custom_placement_trains_and_comes_back(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "custom_placement.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert "placement in the checkpoint: HalfBranch(share=0.5)" in done.stdout
+    before, after = re.search(r"60 steps: ([\d.]+), loaded again: ([\d.]+)", done.stdout).groups()
+    assert before == after
+    assert float(before) < 1.0
+
+
 def test_the_change_is_an_import_and_an_argument():
     code = [re.sub(r'""".*?"""', "", (EXAMPLES / f"existing_project_{name}.py").read_text(), count=1, flags=re.DOTALL).splitlines() for name in ("before", "after")]  # noqa: E501  # fmt: skip
     changes = [line for line in difflib.ndiff(*code) if line[:2] in ("+ ", "- ") and line[2:].strip()]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_norms.model.norms import Norm
 from lightning_norms.model.positions import Rotation
 from lightning_norms.model.residual import Inner, Site
 
@@ -20,14 +22,79 @@ class Memory(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class QKNorm:
+    """Norms of queries and keys: they bound the attention logits, whatever the stream does.
+
+    Args:
+        norm: what is computed; null for the decoder's norm.
+        over: "head" normalises each head with one gain of a head's width for all (Qwen 3, Gemma 3); "width" all heads
+            together (OLMo 2).
+        rotary: normalise "before" (most) or "after" (Llama 4, nanochat) queries and keys are turned by their positions.
+
+    Raises:
+        ValueError: if ``over`` or ``rotary`` is another word, or the placement normalises queries and keys itself.
+
+    Source: Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442.
+    """
+
+    norm: Norm | None = None
+    over: Literal["head", "width"] = "head"
+    rotary: Literal["before", "after"] = "before"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("over", ("head", "width")), ("rotary", ("before", "after"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"QKNorm's {name} is {getattr(self, name)!r}: give {' or '.join(map(repr, allowed))}.")
+
+    def fill(self, inner: Inner, site: Site, norm: Norm) -> Inner:
+        """The same inner norms with queries and keys added."""
+        slots = (inner.query, inner.key, inner.turned_query, inner.turned_key)
+        if not all(isinstance(slot, nn.Identity) for slot in slots):
+            raise ValueError("qk_norm is given, but the placement normalises queries and keys itself: leave it out.")
+        query, key = (self._over(heads, site.inner_width // site.heads, norm) for heads in (site.heads, site.kv_heads))
+        if self.rotary == "before":
+            return replace(inner, query=query, key=key)
+        return replace(inner, turned_query=query, turned_key=key)
+
+    def _over(self, heads: int, head_width: int, norm: Norm) -> nn.Module:
+        recipe = self.norm or norm
+        return recipe(head_width) if self.over == "head" else _OverHeads(recipe(heads * head_width))
+
+
+class _OverHeads(nn.Module):
+    """A norm over the last two axes, ``[..., heads, head_width]``."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(x.flatten(-2)).view(x.shape)
+        return result
+
+
+@dataclass
+class Passage:
+    """What one forward carries from block to block beside the stream.
+
+    Args:
+        rotate: turns queries and keys by their positions.
+        first_value: values of block 1 ``[batch, time, kv_heads, head_width]``, for those who mix them in.
+    """
+
+    rotate: Rotation
+    first_value: Tensor | None = None
+
+
 class CausalSelfAttention(nn.Module):
     """``softmax(q k^T / sqrt(head_width)) v`` over the past, then the writer.
 
     ::
 
-        x -+- query - norm - turn -+
-           +- key --- norm - turn -+- attend - norm - writer - y
-           +- value - norm --------+
+        x -+- query - norm - turn - norm -+
+           +- key --- norm - turn - norm -+- attend - norm - writer - y
+           +- value - norm ---------------+
 
     Args:
         site: width, heads and kv_heads (query heads share keys and values in groups, Ainslie et al. 2023,
@@ -35,9 +102,11 @@ class CausalSelfAttention(nn.Module):
         inner: norms on queries, keys, values and before the writer.
         bias: of the four projections.
         dropout: on attention weights and on the output, while training.
+        value_residual: share of block 1's values here: ``(1 - share) v + share v_1``, and 0.5 in ResFormer
+            (Zhou et al. 2024, arXiv:2410.17897).
     """
 
-    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> None:
+    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, value_residual: float = 0.0) -> None:
         super().__init__()
         self.heads, self.kv_heads = site.heads, site.kv_heads
         self.head_width = site.inner_width // site.heads
@@ -46,25 +115,37 @@ class CausalSelfAttention(nn.Module):
         self.value = nn.Linear(site.width, self.kv_heads * self.head_width, bias=bias)
         self.writer = nn.Linear(self.heads * self.head_width, site.width, bias=bias)
         self.query_norm, self.key_norm, self.value_norm = inner.query, inner.key, inner.value
+        self.turned_query_norm, self.turned_key_norm = inner.turned_query, inner.turned_key
         self.writer_norm = inner.writer
-        self.dropout = dropout
+        self.dropout, self.value_residual, self.is_first = dropout, value_residual, site.layer == 1
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
         """The matrices that the branch's output is linear in: DeepNorm's v_proj and out_proj."""
         return (self.value, self.writer)
 
-    def forward(self, x: Tensor, rotate: Rotation, memory: Memory | None = None) -> Tensor:
+    def forward(self, x: Tensor, passage: Passage, memory: Memory | None = None) -> Tensor:
         """``[batch, time, width]`` to the same; with a ``memory``, ``x`` holds only the new tokens."""
         batch, time, _ = x.shape
+        rotate = passage.rotate
         split = (batch, time, -1, self.head_width)
-        query = rotate(self.query_norm(self.query(x).view(split))).transpose(1, 2)
-        key = rotate(self.key_norm(self.key(x).view(split))).transpose(1, 2)
-        value = self.value_norm(self.value(x).view(split)).transpose(1, 2)
+        query = self.turned_query_norm(rotate(self.query_norm(self.query(x).view(split)))).transpose(1, 2)
+        key = self.turned_key_norm(rotate(self.key_norm(self.key(x).view(split)))).transpose(1, 2)
+        value = self._mix_values(self.value_norm(self.value(x).view(split)), passage).transpose(1, 2)
         if memory is not None:
             key, value = memory.extend(key, value)
         mixed = self._attend(query, key, value).transpose(1, 2).reshape(batch, time, -1)
         return F.dropout(self.writer(self.writer_norm(mixed)), self.dropout, self.training)
+
+    def _mix_values(self, value: Tensor, passage: Passage) -> Tensor:
+        if not self.value_residual:
+            return value
+        if self.is_first:
+            passage.first_value = value
+            return value
+        if passage.first_value is None:
+            raise ValueError("value_residual needs the values of block 1, which did not run in this forward.")
+        return value.lerp(passage.first_value, self.value_residual)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         new, total = query.shape[2], key.shape[2]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from lightning_norms.model.attention import CausalSelfAttention, Memory
+from lightning_norms.model.attention import CausalSelfAttention, Memory, Passage, QKNorm
+from lightning_norms.model.designs import PreNorm
 from lightning_norms.model.feed_forward import GELU, FeedForward
 from lightning_norms.model.initialization import GPT2, Initialization, initialize_sublayer
 from lightning_norms.model.norms import LayerNorm, Norm
-from lightning_norms.model.placements import Placement, PreNorm
-from lightning_norms.model.positions import Learned, LearnedPositions, Positions, Rotation
-from lightning_norms.model.residual import Site
+from lightning_norms.model.positions import Learned, LearnedPositions, Positions
+from lightning_norms.model.residual import Placement, Site
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,13 @@ class DecoderConfig:
         tied_head: the head is the embedding's matrix.
         placement: where norms sit.
         norm: what a norm computes.
+        qk_norm: QKNorm to normalise queries and keys; null for none.
+        value_residual: share of block 1's values in every later block's: 0 for none, 0.5 as in ResFormer.
         positions: Learned, Sinusoidal or Rotary.
-        feed_forward: GELU or SwiGLU.
+        feed_forward: GELU, ReLU or SwiGLU.
         initialization: Normal, GPT2 or Xavier; the table is in ``lightning_norms/model/initialization.py``.
+        activation_checkpointing: keep only the stream between blocks while training, and compute each block again
+            for its gradient: memory for about a third more time.
 
     Raises:
         ValueError: one sentence that names the key, the value given and what is allowed.
@@ -54,9 +60,12 @@ class DecoderConfig:
     tied_head: bool = True
     placement: Placement = field(default_factory=PreNorm)
     norm: Norm = field(default_factory=LayerNorm)
+    qk_norm: QKNorm | None = None
+    value_residual: float = 0.0
     positions: Positions = field(default_factory=Learned)
     feed_forward: FeedForward = field(default_factory=GELU)
     initialization: Initialization = field(default_factory=GPT2)
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         for key in ("vocab_size", "context_length", "d_model", "n_heads", "n_kv_heads", "n_layers"):
@@ -70,6 +79,8 @@ class DecoderConfig:
             raise ValueError(f"n_heads is {self.n_heads}, which is not a multiple of n_kv_heads, {self.kv_heads}.")
         if not (isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout is {self.dropout!r}, but it is a probability: 0 <= dropout < 1.")
+        if not (isinstance(self.value_residual, (int, float)) and 0 <= self.value_residual < 1):
+            raise ValueError(f"value_residual is {self.value_residual!r}, but it is a share: 0 <= value_residual < 1.")
         if not (isinstance(self.ff_multiplier, (int, float)) and 1 / self.d_model <= self.ff_multiplier < float("inf")):
             raise ValueError(f"ff_multiplier is {self.ff_multiplier!r}, but it must be a number > 0, usually 4.")
 
@@ -104,16 +115,19 @@ class Block(nn.Module):
         super().__init__()
         placement, norm = config.placement, config.norm
         first, second = config.attention_site(layer), config.feed_forward_site(layer)
-        self.attention = CausalSelfAttention(first, placement.inner(first, norm), config.bias, config.dropout)
+        inner = placement.inner(first, norm)
+        if config.qk_norm is not None:
+            inner = config.qk_norm.fill(inner, first, norm)
+        self.attention = CausalSelfAttention(first, inner, config.bias, config.dropout, config.value_residual)
         self.feed_forward = config.feed_forward(second, placement.inner(second, norm), config.bias, config.dropout)
         self.attention_residual = placement.wrap(first, norm)
         self.feed_forward_residual = placement.wrap(second, norm)
         initialize_sublayer(self.attention, first, config.initialization, placement)
         initialize_sublayer(self.feed_forward, second, config.initialization, placement)
 
-    def forward(self, x: Tensor, rotate: Rotation, memory: Memory | None = None) -> Tensor:
+    def forward(self, x: Tensor, passage: Passage, memory: Memory | None = None) -> Tensor:
         """The stream after this block; a memory travels in the closure, so no residual knows of it."""
-        x = self.attention_residual(x, lambda h: self.attention(h, rotate, memory))
+        x = self.attention_residual(x, lambda h: self.attention(h, passage, memory))
         y: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return y
 
@@ -146,6 +160,12 @@ class Decoder(nn.Module):
         self.exit = config.placement.exit(config.d_model, config.norm)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._initialize_outside_blocks()
+        if config.placement.wants_qk_norm and config.qk_norm is None:
+            warnings.warn(
+                f"{type(config.placement).__name__} makes queries and keys of a stream that no norm has bounded: give "
+                "`qk_norm: QKNorm`, or gradients may grow a thousandfold toward the bottom of a deep stack.",
+                stacklevel=2,
+            )
 
     def _initialize_outside_blocks(self) -> None:
         recipe = self.config.initialization
@@ -168,10 +188,13 @@ class Decoder(nn.Module):
         length = tokens.shape[1]
         if start + length > self.config.context_length:
             raise ValueError(f"{start + length} tokens, but context_length is {self.config.context_length}.")
-        rotate = self.positions.rotation(start, length)
+        passage = Passage(self.positions.rotation(start, length))
         x = self.positions(self.embedding(tokens), start)
         x = self.entry(F.dropout(x, self.config.dropout, self.training))
         for index, block in enumerate(self.blocks):
-            x = block(x, rotate, memories[index] if memories else None)
+            if self.config.activation_checkpointing and self.training:
+                x = checkpoint(block, x, passage, use_reentrant=False)
+            else:
+                x = block(x, passage, memories[index] if memories else None)
         logits: Tensor = self.head(self.exit(x))
         return logits

@@ -1,4 +1,4 @@
-"""The feed-forward sublayers: GELU and SwiGLU, each with the same number of parameters at one ``ff_multiplier``."""
+"""The feed-forward sublayers: GELU, ReLU and SwiGLU, each with as many parameters at one ``ff_multiplier``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,19 @@ class GELU(FeedForward):
 
     def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
         """The two-layer module."""
-        return GELUFeedForward(site, inner, bias, dropout, self.approximate)
+        return TwoLayerFeedForward(site, inner, bias, dropout, nn.GELU(self.approximate))
+
+
+@dataclass(frozen=True)
+class ReLU(FeedForward):
+    """``writer(max(0, up(x)))``: the original Transformer's, and OPT's.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
+    """
+
+    def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
+        """The two-layer module."""
+        return TwoLayerFeedForward(site, inner, bias, dropout, nn.ReLU())
 
 
 @dataclass(frozen=True)
@@ -58,15 +70,15 @@ class SwiGLU(FeedForward):
         return SwiGLUFeedForward(site, inner, bias, dropout)
 
 
-class GELUFeedForward(nn.Module):
-    """``up`` - gelu - norm slot - ``writer`` - dropout."""
+class TwoLayerFeedForward(nn.Module):
+    """``up`` - slot - activation - norm slot - ``writer`` - dropout."""
 
-    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, approximate: str) -> None:
+    def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, activation: nn.Module) -> None:
         super().__init__()
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
-        self.writer_norm = inner.writer
-        self.dropout, self.approximate = dropout, approximate
+        self.hidden_norm, self.writer_norm = inner.hidden, inner.writer
+        self.dropout, self.activation = dropout, activation
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
@@ -75,19 +87,19 @@ class GELUFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
-        hidden = F.gelu(self.up(x), approximate=self.approximate)
+        hidden = self.activation(self.hidden_norm(self.up(x)))
         return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)
 
 
 class SwiGLUFeedForward(nn.Module):
-    """``silu(gate) * up`` - norm slot - ``writer`` - dropout."""
+    """``silu(gate) * up``, a slot on each - norm slot - ``writer`` - dropout."""
 
     def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> None:
         super().__init__()
         self.gate = nn.Linear(site.width, site.inner_width, bias=bias)
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
-        self.writer_norm = inner.writer
+        self.gate_norm, self.hidden_norm, self.writer_norm = inner.gate, inner.hidden, inner.writer
         self.dropout = dropout
 
     @property
@@ -97,5 +109,5 @@ class SwiGLUFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
-        hidden = F.silu(self.gate(x)) * self.up(x)
+        hidden = F.silu(self.gate_norm(self.gate(x))) * self.hidden_norm(self.up(x))
         return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)

@@ -12,8 +12,8 @@ head, if not tied     std            std                 width^(-1/2)
 ====================  =============  ==================  ====================================
 
 Value-path matrices (values, writers, up and gate) are then multiplied by ``placement.gain(site)``: 1 for most,
-DeepNorm's beta. Biases start at 0, norms at gain 1 and bias 0. ``tests/model/test_initialization.py`` holds the code to
-this table.
+DeepNorm's beta; queries and keys by ``placement.query_key_gain(site)``: 1 for all but DS-Init. Biases start at 0, norms
+at gain 1 and bias 0. ``tests/model/test_initialization.py`` holds the code to this table.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lightning_norms.model.placements import Placement
-from lightning_norms.model.residual import Site
+from lightning_norms.model.residual import Placement, Site
 
 
 @dataclass(frozen=True)
@@ -123,14 +122,14 @@ def initialize_sublayer(sublayer: nn.Module, site: Site, recipe: Initialization,
         sublayer: with attributes ``writer`` (a matrix) and ``value_path`` (matrices).
         site: where it stands.
         recipe: the column of the table.
-        placement: asked for its ``gain``.
+        placement: asked for its gains.
     """
     for matrix in _matrices(sublayer):
         fan_out, fan_in = matrix.weight.shape
         std = recipe.matrix(fan_in, fan_out, matrix is sublayer.writer, site.layers)
         nn.init.normal_(matrix.weight, std=std)
-        if any(matrix is member for member in sublayer.value_path):  # type: ignore[union-attr]
-            matrix.weight.mul_(placement.gain(site))
+        on_value_path = any(matrix is member for member in sublayer.value_path)  # type: ignore[union-attr]
+        matrix.weight.mul_(placement.gain(site) if on_value_path else placement.query_key_gain(site))
         if matrix.bias is not None:
             nn.init.zeros_(matrix.bias)
 

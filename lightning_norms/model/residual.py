@@ -1,13 +1,16 @@
-"""The one equation of every sublayer, and the site at which it stands."""
+"""The one equation of every sublayer, the site at which it stands, and what a placement is asked."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from lightning_norms.model.norms import Norm
 
 Branch = Callable[[Tensor], Tensor]
 """A sublayer as its residual sees it: ``[batch, time, width]`` to the same shape. The cache travels in its closure."""
@@ -43,11 +46,26 @@ class Site:
 
 @dataclass
 class Inner:
-    """Norms inside a sublayer: on queries, keys and values (``[..., heads, head_width]``), and before the writer."""
+    """Norms and gains inside a sublayer; each slot is the identity until a design fills it.
+
+    Args:
+        query: on queries ``[..., heads, head_width]``, before they are turned by rotary positions.
+        key: the same for keys.
+        value: on values.
+        turned_query: on queries after the rotation.
+        turned_key: on keys after the rotation.
+        hidden: on the feed-forward's features ``[..., inner_width]`` before the activation.
+        gate: on the features that gate them (SwiGLU).
+        writer: on what the writer reads, ``[..., inner_width]``.
+    """
 
     query: nn.Module = field(default_factory=nn.Identity)
     key: nn.Module = field(default_factory=nn.Identity)
     value: nn.Module = field(default_factory=nn.Identity)
+    turned_query: nn.Module = field(default_factory=nn.Identity)
+    turned_key: nn.Module = field(default_factory=nn.Identity)
+    hidden: nn.Module = field(default_factory=nn.Identity)
+    gate: nn.Module = field(default_factory=nn.Identity)
     writer: nn.Module = field(default_factory=nn.Identity)
 
 
@@ -66,7 +84,7 @@ class Residual(nn.Module):
         before: norm of the branch's input (pre-norm).
         after: norm or gain of the branch's output (output norm, ReZero).
         closing: norm of the sum (post-norm).
-        skip: constant on the stream (DeepNorm's alpha).
+        skip: constant on the stream (DeepNorm's alpha), or a module that scales it (Admin's omega).
         scale: constant on the branch (CompleteP's 1/m).
 
     Example:
@@ -80,7 +98,7 @@ class Residual(nn.Module):
         before: nn.Module | None = None,
         after: nn.Module | None = None,
         closing: nn.Module | None = None,
-        skip: float = 1.0,
+        skip: float | nn.Module = 1.0,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -96,9 +114,76 @@ class Residual(nn.Module):
         if self.scale != 1.0:
             y = self.scale * y
         # One kernel for the sum and for the constant on the stream.
-        result: Tensor = self.closing(torch.add(y, x, alpha=self.skip))
+        y = self.skip(x) + y if isinstance(self.skip, nn.Module) else torch.add(y, x, alpha=self.skip)
+        result: Tensor = self.closing(y)
         return result
 
     def extra_repr(self) -> str:
         """The constants, where they differ from 1."""
-        return ", ".join(f"{name}={value:.6g}" for name in ("skip", "scale") if (value := getattr(self, name)) != 1.0)
+        constants = {"skip": self.skip, "scale": self.scale}
+        return ", ".join(
+            f"{name}={value:.6g}" for name, value in constants.items() if isinstance(value, float) and value != 1.0
+        )
+
+
+class Times(nn.Module):
+    """``constant * x``.
+
+    Args:
+        constant: not learned, and no part of the state.
+
+    Example:
+        >>> Times(0.5)(torch.ones(2))
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        return self.constant * x
+
+    def extra_repr(self) -> str:
+        """The constant."""
+        return f"{self.constant:.6g}"
+
+
+@dataclass(frozen=True)
+class Placement(ABC):
+    """A recipe that says where norms sit; the decoder asks it and knows no names.
+
+    The stream between ``entry`` and ``exit`` is opaque to the decoder: a design with several streams makes it a tuple
+    or a stacked tensor, and what a block's attention residual returns need only suit the same block's feed-forward
+    residual, so that a design may span a block.
+    """
+
+    @abstractmethod
+    def wrap(self, site: Site, norm: Norm) -> nn.Module:
+        """The residual around one sublayer, called as ``residual(x, branch)``."""
+
+    def entry(self, width: int, norm: Norm) -> nn.Module:
+        """From the embedding to the stream."""
+        return nn.Identity()
+
+    def exit(self, width: int, norm: Norm) -> nn.Module:
+        """From the stream to what the head reads."""
+        return nn.Identity()
+
+    def inner(self, site: Site, norm: Norm) -> Inner:
+        """Norms and gains inside the sublayer: on queries, keys, values, hidden features, before the writer."""
+        return Inner()
+
+    @property
+    def wants_qk_norm(self) -> bool:
+        """Whether queries and keys come from a stream that no norm has bounded: the decoder warns without qk-norm."""
+        return False
+
+    def gain(self, site: Site) -> float:
+        """Factor on the value path's weights at initialization."""
+        return 1.0
+
+    def query_key_gain(self, site: Site) -> float:
+        """Factor on the weights of queries and keys at initialization."""
+        return 1.0

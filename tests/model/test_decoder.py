@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from lightning_norms.model import decoder as decoder_module
+from lightning_norms.model.attention import CausalSelfAttention, Passage
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import SwiGLU
 from lightning_norms.model.norms import RMSNorm
 from lightning_norms.model.placements import PostNorm
 from lightning_norms.model.positions import Rotary, Sinusoidal
+from lightning_norms.model.residual import Inner, Site
 from lightning_norms.plain import from_plain, to_plain
 
 MODERN = {"positions": Rotary(), "norm": RMSNorm(), "feed_forward": SwiGLU(), "n_kv_heads": 2}
@@ -43,6 +46,7 @@ def test_parameter_counts(changes, parameters):
         ("vocab_size", 0),
         ("dropout", 1.0),
         ("dropout", float("nan")),
+        ("value_residual", 1.0),
         ("ff_multiplier", 0.0),
         ("ff_multiplier", float("inf")),
     ],
@@ -79,6 +83,29 @@ def test_eval_equals_train_without_dropout_and_not_with_it():
     for dropout in (0.0, 0.5):
         decoder = Decoder(DecoderConfig(vocab_size=11, dropout=dropout))
         assert torch.equal(decoder.train()(tokens), decoder.eval()(tokens)) == (dropout == 0)
+
+
+def test_value_residual_mixes_block_1s_values_into_later_ones():
+    """One token attends to itself alone, so what the writer reads is its value."""
+    sites = [Site("attention", 16, layer, 2, 16, 2, 2) for layer in (1, 2)]
+    first, second = (CausalSelfAttention(site, Inner(), False, 0.0, value_residual=0.25) for site in sites)
+    x, passage = torch.randn(3, 1, 16), Passage(lambda h: h)
+    torch.testing.assert_close(first(x, passage), first.writer(first.value(x)))
+    mixed = 0.75 * second.value(x) + 0.25 * first.value(x)
+    torch.testing.assert_close(second(x, passage), second.writer(mixed))
+    with pytest.raises(ValueError, match="block 1"):
+        second(x, Passage(lambda h: h))
+
+
+def test_activation_checkpointing_is_for_training(monkeypatch):
+    calls = []
+    real = decoder_module.checkpoint
+    monkeypatch.setattr(decoder_module, "checkpoint", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    decoder = Decoder(DecoderConfig(vocab_size=11, activation_checkpointing=True))
+    decoder(torch.zeros(1, 4, dtype=torch.long))
+    assert len(calls) == 4
+    decoder.eval()(torch.zeros(1, 4, dtype=torch.long))
+    assert len(calls) == 4
 
 
 def test_tied_head_is_one_tensor():

@@ -3,15 +3,23 @@
 import pytest
 import torch
 
+from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
+from lightning_norms.model.designs import PostNorm
 from lightning_norms.model.generation import KeyValueMemory, Sampling, generate
 from lightning_norms.model.positions import Learned, Rotary, Sinusoidal
-from tests.model.test_placements import all_placements
+from tests.model.stacks import all_placements
+
+EVERY_PLACEMENT = [(placement, Rotary(), 2) for placement in all_placements()]
+EVERY_ATTENTION = [
+    (PostNorm(), positions, kv_heads)
+    for positions in (Learned(), Sinusoidal(), Rotary(), Rotary(scale=2.0))
+    for kv_heads in (4, 2, 1)
+]
 
 
-@pytest.mark.parametrize("placement", all_placements(), ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("positions", [Learned(), Sinusoidal(), Rotary(), Rotary(scale=2.0)], ids=repr)
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(("placement", "positions", "kv_heads"), EVERY_PLACEMENT + EVERY_ATTENTION, ids=repr)
+@pytest.mark.filterwarnings("ignore:.*give `qk_norm")
 def test_cached_logits_equal_uncached(placement, positions, kv_heads):
     """Token by token, and in chunks of uneven length, against one forward over everything."""
     torch.manual_seed(0)
@@ -27,6 +35,19 @@ def test_cached_logits_equal_uncached(placement, positions, kv_heads):
                 parts.append(decoder(tokens[:, start : start + length], memories, start))
                 start += length
             torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("over", ["head", "width"])
+@pytest.mark.parametrize("rotary", ["before", "after"])
+@pytest.mark.parametrize("value_residual", [0.0, 0.5])
+def test_cached_logits_equal_uncached_with_what_attention_can_do(over, rotary, value_residual):
+    torch.manual_seed(0)
+    options = {"positions": Rotary(), "qk_norm": QKNorm(over=over, rotary=rotary), "value_residual": value_residual}
+    decoder = Decoder(DecoderConfig(vocab_size=11, d_model=32, n_kv_heads=2, **options)).eval()
+    tokens, memories = torch.randint(0, 11, (3, 12)), [KeyValueMemory(64) for _ in range(4)]
+    with torch.no_grad():
+        parts = [decoder(tokens[:, i : i + 3], memories, i) for i in range(0, 12, 3)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), decoder(tokens), atol=1e-5, rtol=0)
 
 
 def test_greedy_generation_is_the_argmax_of_the_uncached_forward():

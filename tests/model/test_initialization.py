@@ -6,9 +6,21 @@ import pytest
 import torch
 
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.feed_forward import GELU, SwiGLU
+from lightning_norms.model.designs import (
+    B2T,
+    NGPT,
+    DeepNorm,
+    DSInit,
+    GLMDeepNorm,
+    MixNorm,
+    PostNorm,
+    PreNorm,
+    ProRes,
+    SubNorm,
+    TFixup,
+)
+from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
 from lightning_norms.model.initialization import GPT2, Normal, Xavier
-from lightning_norms.model.placements import DeepNorm, PostNorm, PreNorm
 
 WIDTH, HIDDEN, LAYERS = 256, 1024, 2
 
@@ -47,7 +59,7 @@ def test_table(recipe, embedding, attention, attention_writer, up, writer, head)
     assert all(torch.equal(bias, torch.zeros_like(bias)) for bias in biases)
 
 
-@pytest.mark.parametrize("feed_forward", [GELU(), SwiGLU()], ids=repr)
+@pytest.mark.parametrize("feed_forward", [GELU(), ReLU(), SwiGLU()], ids=repr)
 def test_deepnorm_gain_reaches_the_value_path_and_nothing_else(feed_forward):
     """Case 5: beta on value, writers, up (and gate); queries, keys and everything else bit for bit as in post-norm."""
     beta = (8 * LAYERS) ** -0.25
@@ -61,6 +73,32 @@ def test_deepnorm_gain_reaches_the_value_path_and_nothing_else(feed_forward):
     }  # fmt: skip
     for name in scaled:
         torch.testing.assert_close(deep[name], post[name] * beta)
+
+
+GAINS = [  # placement, gain of the value path and of queries and keys in blocks 1 and 2 of 2
+    (DeepNorm(), (16**-0.25, 16**-0.25), (1.0, 1.0)),
+    (GLMDeepNorm(), (0.5, 0.5), (1.0, 1.0)),
+    (SubNorm(), (math.log(4) ** 0.5, math.log(4) ** 0.5), (1.0, 1.0)),
+    (TFixup(), (18**-0.25, 18**-0.25), (1.0, 1.0)),
+    (DSInit(0.8), (0.8, 0.8 * 2**-0.5), (0.8, 0.8 * 2**-0.5)),
+    (B2T(rescale=True), (2**-0.5, 2**-0.5), (2**-0.5, 2**-0.5)),
+    (MixNorm(fraction=0.5, first=DeepNorm()), (16**-0.25, 1.0), (1.0, 1.0)),
+    (ProRes(DSInit()), (1.0, 2**-0.5), (1.0, 2**-0.5)),
+    (PreNorm(), (1.0, 1.0), (1.0, 1.0)),
+    (NGPT(), (1.0, 1.0), (1.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("placement", "value_path", "query_key"), GAINS, ids=[repr(row[0]) for row in GAINS])
+def test_gains_of_a_placement_within_2_percent(placement, value_path, query_key):
+    for block, gain, other in zip(built(Xavier(), placement).blocks, value_path, query_key, strict=True):
+        square, wide = 1 / 16, math.sqrt(2 / 1280)
+        for matrix in (block.attention.value, block.attention.writer):
+            assert matrix.weight.std().item() == pytest.approx(gain * square, rel=0.02)
+        for matrix in (block.feed_forward.up, block.feed_forward.writer):
+            assert matrix.weight.std().item() == pytest.approx(gain * wide, rel=0.02)
+        for matrix in (block.attention.query, block.attention.key):
+            assert matrix.weight.std().item() == pytest.approx(other * square, rel=0.02)
 
 
 @pytest.mark.parametrize("std", [-0.1, float("nan"), float("inf")])

@@ -1,0 +1,67 @@
+"""Tell the parts of a network that change with time that a step has been taken."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+
+class AfterStep(Callback):
+    """Calls ``after_step()`` of every submodule that has such a method, after each step of the optimizer.
+
+    ::
+
+        optimizer.step()  ->  module.after_step()  for module in pl_module.modules()
+
+    For placements such as ``ProRes``, whose branches open while training. A step is one that the optimizer took: a
+    window of accumulated batches counts once, one that the GradScaler skipped does not count. With several optimizers
+    the first one's steps count. The callback has no state of its own: what a module counts stands among its buffers.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[AfterStep()], logger=False, enable_checkpointing=False)
+    """
+
+    calls_after_step: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: RemovableHandle | None = None
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hook on to the optimizer."""
+        self._remove()
+        parts: list[Any] = [module for module in pl_module.modules() if _waits(module)]
+        if parts and trainer.optimizers:
+            self._handle = trainer.optimizers[0].register_step_post_hook(lambda *_: _tell(parts))
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the optimizer as it was."""
+        self._remove()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The same."""
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handle": None}
+
+
+def _waits(module: nn.Module) -> bool:
+    return callable(getattr(module, "after_step", None))
+
+
+def _tell(parts: list[Any]) -> None:
+    for part in parts:
+        part.after_step()
