@@ -72,8 +72,8 @@ class SpikeRule:
     where sigma is 1.4826 x the median absolute deviation, and the way come is the first loss less the lowest level.
     The rule is shift-invariant but for one term, so it holds for losses that are negative or near zero. A gradient norm
     is a spike above 10 x the largest of the 16. Before there are 16, a loss must be above the largest so far by its
-    size and by three times the range so far, *and* the gradient norm 1.5 times the last one (twice, in the first three
-    steps, which have no range to go by).
+    size and by three times the range so far, *and* the gradient norm 1.5 times the last one (1.6 times, in the first
+    three steps, which have no range to go by).
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class SpikeRule:
         loss = seen.loss
         if loss is not None and self.losses and loss > self.loss_limit():
             early = len(self.losses) < WINDOW
-            if not early or seen.grad_norm > (1.5 if len(self.losses) >= 3 else 2.0) * self.norms[-1]:
+            if not early or seen.grad_norm > (1.5 if len(self.losses) >= 3 else 1.6) * self.norms[-1]:
                 limit = self.loss_limit()
                 message = f"loss {loss:.4g}, above {limit:.4g}, the most that the last {len(self.losses)} steps allow"
                 return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": seen.grad_norm})

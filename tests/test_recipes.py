@@ -13,7 +13,7 @@ WARMUP, RESCALE, FALLBACK = "Warmup", "ResidualRescale", "LRFallback"
 DIFFERENCES = {
     "post48": {},
     "pre48": {"placement": "PreNorm", "without": {WARMUP, RESCALE, FALLBACK}},
-    "pre48-hot": {"placement": "PreNorm", "without": {WARMUP, RESCALE}, "learning_rate": 3e-2},
+    "pre48-hot": {"placement": "PreNorm", "without": {WARMUP, RESCALE}, "learning_rate": 0.3, "fallback": {"cut": 0.01}},
     "post48-cold": {"without": {WARMUP, RESCALE, FALLBACK}},
     "post48-warmup": {"without": {RESCALE, FALLBACK}},
     "post48-rescale": {"without": {WARMUP, FALLBACK}},

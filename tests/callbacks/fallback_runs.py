@@ -7,6 +7,7 @@ from lightning.pytorch import Callback
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_norms.callbacks.lr_fallback import LRFallback
+from tests.callbacks.test_warmup import Module as Scheduled
 from tests.stand_ins import VOCABULARY, Decoder, Module, seeded, trainer
 
 RESUMING = (
@@ -56,6 +57,17 @@ class Learner(Module):
 
     def train_dataloader(self):
         return lessons()
+
+
+class Faulty(Scheduled):
+    """The recording module of the warmup tests; NaN at some steps."""
+
+    bad = ()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        loss = loss - loss.detach() + 1.0  # only what is asked for is to happen
+        return loss * float("nan") if self.trainer.global_step in self.bad else loss
 
 
 def lessons(batches=16, batch_size=8, time=6):
