@@ -13,7 +13,7 @@ WARMUP, RESCALE, FALLBACK = "Warmup", "ResidualRescale", "LRFallback"
 DIFFERENCES = {
     "post48": {},
     "pre48": {"placement": "PreNorm", "without": {WARMUP, RESCALE, FALLBACK}},
-    "pre48-hot": {"placement": "PreNorm", "without": {WARMUP, RESCALE}, "learning_rate": 0.3, "fallback": {"cut": 0.01}},
+    "pre48-hot": {"placement": "PreNorm", "without": {WARMUP, RESCALE}, "learning_rate": 0.3, "fallback": {"cut": 0.003, "lowest_factor": 0.001}},
     "post48-cold": {"without": {WARMUP, RESCALE, FALLBACK}},
     "post48-warmup": {"without": {RESCALE, FALLBACK}},
     "post48-rescale": {"without": {WARMUP, FALLBACK}},
