@@ -1,6 +1,6 @@
 """Every placement before training: how large the stream gets, and how gradients lie over depth; one table, one picture.
 
-    python benchmarks/init_profiles.py --folder docs
+    python benchmarks/init_profiles.py --folder benchmarks
 
 Xavier-normal weights, embeddings of variance 1, GELU, width 128, 4 heads, 64 tokens, batch 2, random labels, 3 seeds;
 about five minutes on one core. No training: what these numbers say about a run is for the runs to say.
@@ -178,7 +178,7 @@ def picture(starts: dict[str, dict[int, list[Start]]]) -> Figure:
 def main() -> None:
     """Measure all, write ``init_profiles.md`` and ``init_profiles.png``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("docs"))
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks"))
     folder = parser.parse_args().folder
     warnings.filterwarnings("ignore", message=".*give `qk_norm")
     variants: dict[str, tuple[Placement, dict[str, object]]] = {cls.__name__: (cls(), {}) for cls in DESIGNS}

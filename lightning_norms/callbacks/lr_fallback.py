@@ -13,17 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_norms.detection import (
-    DivergenceRule,
-    Finding,
-    Observation,
-    SpikeRule,
-    SpikeScore,
-    StallRule,
-    find_non_finite,
-    load_state,
-    state_of,
-)
+from lightning_norms.detection import Finding, Observation, find_non_finite
 from lightning_norms.events import Event, EventLog
 from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.ladder import Ladder, Limits
@@ -32,14 +22,14 @@ from lightning_norms.measure import sharding_group
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
+from lightning_norms.skipping import Overflow, skip_step
 from lightning_norms.snapshots import Snapshot, find_averages
+from lightning_norms.watch import Watch
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
 NAME = "fallback"
 MARK = "residual_rescaled"
 PATIENCE_WITH_SCALER = 20
-Overflow = tuple[dict[str, Any], Optimizer, Tensor | None]
-"""To undo an infinity put into a gradient: the scaler's state, the optimizer, and the parameter that had no state."""
 
 
 class FallbackExhaustedError(RuntimeError):
@@ -124,8 +114,7 @@ class LRFallback(Callback):
 
     def _reset(self) -> None:
         self.ladder = Ladder(self._limits)
-        self.spike, self.divergence, self.stall = SpikeRule(), DivergenceRule(), StallRule()
-        self.scores = {"loss": SpikeScore(), "grad_norm": SpikeScore()}
+        self.watch = Watch()
         self.steps = 0
         self._quiet_since = 0
         self._restarted_at: int | None = None
@@ -176,7 +165,7 @@ class LRFallback(Callback):
         if self.steps == 0:
             self._start = self._healthy = self._take(trainer, pl_module)
             rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
-        elif self._healthy is None and not self.stall.is_suspicious():
+        elif self._healthy is None and not self.watch.stall.is_suspicious():
             self._healthy = self._take(trainer, pl_module)
 
     @override
@@ -219,13 +208,10 @@ class LRFallback(Callback):
         for factors in self._factors:
             factors.cancel_step(False)  # one that a GradScaler did not even begin
         if self._observer.has_changed:
-            self.stall.start_afresh()  # something was frozen or unfrozen: other gradients, other shares
+            self.watch.stall.start_afresh()  # something was frozen or unfrozen: other gradients, other shares
         if self._is_the_scalers(trainer, seen) or (seen.loss is None and not seen.grad_norm):
             return  # not ours, or nothing to judge: training_step returned None
-        for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
-            if value is not None:
-                self.scores[name].update(value)
-        finding = self._find(seen)
+        finding = self.watch.find(seen)
         if finding is None:
             self._accept(seen)
         elif self.dry_run:
@@ -241,16 +227,8 @@ class LRFallback(Callback):
         self._left_to_scaler = self._left_to_scaler + 1 if bad else 0
         return 0 < self._left_to_scaler <= PATIENCE_WITH_SCALER
 
-    def _find(self, seen: Observation) -> Finding | None:
-        found = find_non_finite(seen)
-        if found is not None:
-            return found
-        stall = self.stall.judge(seen)
-        return self.spike.judge(seen) or self.divergence.judge(seen) or stall
-
     def _accept(self, seen: Observation) -> None:
-        self.spike.accept(seen)
-        self.divergence.accept(seen)
+        self.watch.accept(seen)
         self.ladder.step_taken()
         self._incident, self._flagged = None, 0
         self._recover()
@@ -261,8 +239,7 @@ class LRFallback(Callback):
         self._report(trainer, finding, "report")
         self._flagged += 1
         if self._flagged > self._limits.max_skips:  # a level that stays is the new level
-            self.spike.start_afresh()
-            self.divergence.start_afresh()
+            self.watch.new_level()
 
     def _recover(self) -> None:
         if self.recovery_steps is not None and self.ladder.factor < 1.0:
@@ -296,18 +273,7 @@ class LRFallback(Callback):
         """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""
         for factors in self._factors:
             factors.cancel_step()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for parameter in parameters:
-            parameter.grad = None
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return None
-        # A fused optimizer skips on the device if the scaler finds an infinity; without gradients it would refuse.
-        known = next((parameter for parameter in parameters if optimizer.state.get(parameter)), None)
-        free = next(parameter for parameter in parameters if parameter.requires_grad)
-        victim = free if known is None else known
-        victim.grad = torch.full_like(victim, torch.inf)
-        return scaler.state_dict(), optimizer, (free if known is None else None)
+        return skip_step(optimizer, getattr(trainer.precision_plugin, "scaler", None))
 
     def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
         assert snapshot is not None
@@ -316,9 +282,7 @@ class LRFallback(Callback):
         unknown = snapshot.restore(pl_module, trainer.optimizers, scaler=scaler, averages=averages)
         if unknown:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(unknown)}")
-        self.spike.start_afresh()
-        self.divergence.start_afresh()
-        self.stall.start_afresh()
+        self.watch.start_afresh()
         self._quiet_since, self._left_to_scaler = self.steps, 0
 
     def _begin_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -362,10 +326,7 @@ class LRFallback(Callback):
         if self._observer is None:
             return
         if self._undo_overflow is not None:
-            state, optimizer, victim = self._undo_overflow
-            trainer.precision_plugin.scaler.load_state_dict(state)  # type: ignore[attr-defined]
-            if victim is not None:
-                optimizer.state.pop(victim, None)
+            self._undo_overflow.undo(trainer.precision_plugin.scaler)  # type: ignore[attr-defined]
             self._undo_overflow = None
         if self.steps > self.restart_within:
             self._start = None
@@ -379,7 +340,7 @@ class LRFallback(Callback):
         return self._healthy is None or self.steps - self._healthy.step >= self.snapshot_every_n_steps
 
     def _is_healthy(self) -> bool:
-        return self._incident is None and not self.stall.is_suspicious()
+        return self._incident is None and not self.watch.stall.is_suspicious()
 
     def _take(self, trainer: Trainer, pl_module: LightningModule, step: int | None = None) -> Snapshot:
         step = self.steps if step is None else step
@@ -413,7 +374,7 @@ class LRFallback(Callback):
     def _log(self, trainer: Trainer) -> None:
         values = {FALLBACK.of(name): float(getattr(self.ladder, name)) for name in ("skips", "rollbacks", "restarts")}
         values[FALLBACK.of("factor")] = self._factor(self._clock)
-        values |= {SPIKE_SCORE.of(name): score.value() for name, score in self.scores.items()}
+        values |= {SPIKE_SCORE.of(name): score.value() for name, score in self.watch.scores.items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
@@ -466,8 +427,7 @@ class LRFallback(Callback):
             "healthy": self._is_healthy(),
             "last_healthy": self._last_healthy(),
             "ladder": self.ladder.state_dict(),
-            "rules": {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")},
-            "scores": {name: state_of(score) for name, score in self.scores.items()},
+            "watch": self.watch.state_dict(),
             "events": self._events.state_dict(),
             "start": None if self._start is None or self._is_sharded else self._start.state_dict(),
         }
@@ -491,10 +451,7 @@ class LRFallback(Callback):
         self.steps, self._quiet_since = state["steps"], state["quiet_since"]
         self._restarted_at, self._incident = state["restarted_at"], state["incident"]
         self.ladder.load_state_dict(state["ladder"])
-        for name, rule in state["rules"].items():
-            load_state(getattr(self, name), rule)
-        for name, score in state["scores"].items():
-            load_state(self.scores[name], score)
+        self.watch.load_state_dict(state["watch"])
         self._events.load_state_dict(state["events"])
         self._events.resume_at(self.steps)
         self._left_to_scaler, self._rescaled = state["left_to_scaler"], state["rescaled"]

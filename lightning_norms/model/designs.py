@@ -1,6 +1,6 @@
 """Every published placement that we build, in one table, and where its class lives.
 
-:func:`table` writes it as Markdown; ``docs/placements.md`` is its output.
+:func:`table` writes it as Markdown; ``lightning_norms/model/placements.md`` is its output.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class OutputNorm(Placement):
     """``x + N(f(x))``: the norm is on the branch's output, nothing is on its input; a final norm. "Reordered norm".
 
     Not post-norm: the stream itself is never normalised. Needs qk-norm (``qk_norm: QKNorm``), without which gradients
-    grow 29,000 times toward the bottom of 48 blocks (measured, docs/init_profiles.md); the decoder warns.
+    grow 29,000 times toward the bottom of 48 blocks (measured, benchmarks/init_profiles.md); the decoder warns.
 
     Source: OLMo 2 (Walsh et al. 2024), arXiv:2501.00656; also EXAONE 4.
     """

@@ -209,7 +209,7 @@ def test_an_accumulation_that_changes_is_no_jump(tmp_path):
     fallback = fit(tmp_path, module, GradientAccumulationScheduler({0: 4, 1: 1}), steps=50)
     assert (raw[0], raw[-1]) == (0.75, 3.0)
     assert fallback.events == []
-    assert fallback.spike.losses == [3.0] * 16
+    assert fallback.watch.spike.losses == [3.0] * 16
 
 
 def test_one_bad_micro_batch_skips_its_window(tmp_path):
@@ -236,7 +236,7 @@ def test_overflow_is_the_scalers_affair(fused, tmp_path):
     module = Learner(fused=fused)
     fallback = fit(tmp_path, module, steps=60, **mixed(init_scale=2.0**30))
     assert fallback.events == []
-    assert fallback.scores["grad_norm"].value() == 0.0
+    assert fallback.watch.scores["grad_norm"].value() == 0.0
     assert is_finite(module)
     taken = {float(state["step"]) for state in module.trainer.optimizers[0].state.values()}
     assert taken <= {float(step) for step in range(45, 58)}

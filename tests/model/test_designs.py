@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning_norms.model import designs
 from tests.model.stacks import all_placements
 
-PAGE = Path(__file__).parents[2] / "docs" / "placements.md"
+PAGE = Path(__file__).parents[2] / "lightning_norms" / "model" / "placements.md"
 
 
 def test_every_design_has_one_line():

@@ -1,0 +1,62 @@
+"""Let an optimizer step that is under way move nothing, with or without a GradScaler.
+
+Without gradients ``optimizer.step()`` changes no weight and no moment. A fused optimizer under a GradScaler refuses to
+step without any; it skips on the device if the scaler finds an infinity, so one is put into one gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """To undo an infinity that was put into a gradient.
+
+    Args:
+        scaler: the scaler's state before.
+        optimizer: whose step it was.
+        fresh: the parameter that had no optimizer state before, if there was none with any.
+    """
+
+    scaler: dict[str, Any]
+    optimizer: Optimizer
+    fresh: Tensor | None
+
+    def undo(self, scaler: Any) -> None:
+        """After the step: the scaler does not back off for an infinity that was ours."""
+        scaler.load_state_dict(self.scaler)
+        if self.fresh is not None:
+            self.optimizer.state.pop(self.fresh, None)
+
+
+def skip_step(optimizer: Optimizer, scaler: Any) -> Overflow | None:
+    """Take the gradients of the step away; returns what to undo after it, if anything.
+
+    Args:
+        optimizer: the one whose step is under way, at ``on_before_optimizer_step``.
+        scaler: the GradScaler, or None.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.AdamW([weight])
+        >>> weight.grad = torch.ones(1)
+        >>> skip_step(optimizer, None)
+        >>> optimizer.step(), weight.item(), len(optimizer.state)
+        (None, 1.0, 0)
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = None
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    known = next((parameter for parameter in parameters if optimizer.state.get(parameter)), None)
+    free = next(parameter for parameter in parameters if parameter.requires_grad)
+    victim = free if known is None else known
+    victim.grad = torch.full_like(victim, torch.inf)
+    return Overflow(scaler.state_dict(), optimizer, free if known is None else None)
