@@ -42,6 +42,8 @@ class GroupNorms:
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         numbers = [self.groups.index(group) for group in groups]
         everyone = [(process_group,)] * len(numbers) if process_group else [_shard_groups(p) for p in self.parameters]
+        kinds = {(p.device, p.dtype) for p in self.parameters}
+        self._is_plain = len(kinds) == 1 and everyone == [()] * len(numbers)
         # Parameters sharded over the same ranks are summed together: usually all of them.
         self._sections: list[tuple[tuple[dist.ProcessGroup, ...], list[int], Tensor]] = []
         for key in dict.fromkeys(everyone):
@@ -56,6 +58,12 @@ class GroupNorms:
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Norms of one tensor per parameter, in the order of ``parameters``: float32 [groups]. None counts 0."""
+        if self._is_plain and all(tensor is not None and tensor.layout is torch.strided for tensor in tensors):
+            # Nearly always, and a thousandth of a second cheaper than looking at every tensor's kind.
+            squares = _norms([tensor for tensor in tensors if tensor is not None]).square_()
+            return (
+                torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0][2], squares).sqrt_()
+            )
         local = [_local(tensor, p) for tensor, p in zip(tensors, self.parameters, strict=True)]
         total = torch.zeros(len(self.groups), device=self.device)
         for ranks, members, numbers in self._sections:
@@ -72,15 +80,17 @@ class GroupNorms:
         for i, tensor in enumerate(tensors):
             if tensor is not None and tensor.numel():
                 buckets.setdefault((tensor.device, tensor.dtype), []).append(i)
-        for (_, dtype), where in buckets.items():
-            same = [tensor for i in where if (tensor := tensors[i]) is not None]
-            # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
-            wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-            norms = torch.stack(list(torch._foreach_norm(same, 2, dtype=wide))).to(squares)
-            if len(same) == len(tensors):
-                return norms.square_()
+        for where in buckets.values():
+            norms = _norms([tensor for i in where if (tensor := tensors[i]) is not None]).to(squares)
             squares[torch.tensor(where, device=self.device)] = norms.square_()
         return squares
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """L2 norm of each of some tensors of one device and dtype, at least in float32: [tensors]."""
+    # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
+    wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
+    return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide)))
 
 
 def total_norm(norms: Tensor) -> Tensor:
