@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
+from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -71,11 +73,18 @@ Train deep Transformers whatever the norm placement.
 """
 
 
+class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The parser's own help, types and defaults included, with our lines as they are written."""
+
+
 class NormsCLI(LightningCLI):
     """LightningCLI for any LightningModule and data module; ours are the defaults."""
 
     def __init__(self, args: list[str]) -> None:
         usages = {name: f"{PROGRAM} {name} [--config FILE] [--key value ...]" for name in LIGHTNING_COMMANDS}
+        words = "\n".join(textwrap.wrap(", ".join(mistakes.subclasses(Placement)), 76, break_on_hyphens=False))
+        quiet = {"exit_on_error": False, "epilog": f"--model.decoder.placement is one word of:\n{words}"}
+        quiet["formatter_class"] = _Help
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -89,9 +98,9 @@ class NormsCLI(LightningCLI):
             parser_kwargs={
                 "prog": PROGRAM,
                 "description": DESCRIPTION,
-                "formatter_class": argparse.RawDescriptionHelpFormatter,
+                "formatter_class": _Help,
                 "exit_on_error": False,
-                **{name: {"prog": PROGRAM, "usage": usage, "exit_on_error": False} for name, usage in usages.items()},
+                **{name: {"prog": PROGRAM, "usage": usage, **quiet} for name, usage in usages.items()},
             },
             args=args,
         )

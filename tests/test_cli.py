@@ -6,9 +6,10 @@ import pytest
 import torch
 import yaml
 
-from lightning_norms import recipes
+from lightning_norms import mistakes, recipes
 from lightning_norms.cli import main
 from lightning_norms.model.placements import DeepNorm, PostNorm
+from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 
 pytestmark = [
@@ -182,8 +183,12 @@ def test_help_needs_nothing(folder, arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 0
-    assert "lightning_norms" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lightning_norms" in said
     assert list(folder.iterdir()) == []
+    if arguments[0] == "fit":
+        assert [name for name in mistakes.subclasses(Placement) if name not in said] == []
+        assert "(type: " in said
 
 
 FIT = ["fit", "--config", "tiny.yaml"]
