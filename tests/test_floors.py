@@ -19,7 +19,7 @@ FLOORS = {
     "model.designs": 4,
     "model.initialization": 2, "model.decoder": 5, "model.generation": 6,
     "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 7, "snapshots": 8, "module": 8,
-    "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "__main__": 11,
+    "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "from_environment": 10, "__main__": 11,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""
 EMPTY = {"", "model", "data", "callbacks", "reports"}
