@@ -60,3 +60,25 @@ def skip_step(optimizer: Optimizer, scaler: Any) -> Overflow | None:
     victim = free if known is None else known
     victim.grad = torch.full_like(victim, torch.inf)
     return Overflow(scaler.state_dict(), optimizer, free if known is None else None)
+
+
+CLIPPING = "configure_gradient_clipping"
+
+
+class NoClipping:
+    """Leaves out Lightning's clipping of the step under way: torch cannot clip by value where there is no gradient.
+
+    Args:
+        pl_module: whose ``configure_gradient_clipping`` is not called until :meth:`undo`.
+    """
+
+    def __init__(self, pl_module: Any) -> None:
+        self._attributes: dict[str, Any] = vars(pl_module)
+        self._own = self._attributes.get(CLIPPING)  # of the instance, which nearly no module has
+        self._attributes[CLIPPING] = lambda *_, **__: None
+
+    def undo(self) -> None:
+        """After the step, or after an exception in it."""
+        del self._attributes[CLIPPING]
+        if self._own is not None:
+            self._attributes[CLIPPING] = self._own

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -22,7 +22,7 @@ from lightning_norms.measure import sharding_group
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
-from lightning_norms.skipping import Overflow, skip_step
+from lightning_norms.skipping import NoClipping, Overflow, skip_step
 from lightning_norms.snapshots import Snapshot, find_averages
 from lightning_norms.watch import Watch
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
@@ -30,6 +30,10 @@ from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 NAME = "fallback"
 MARK = "residual_rescaled"
 PATIENCE_WITH_SCALER = 20
+BLIND = (
+    "LRFallback sees no loss, so that only gradients are judged: in manual optimization call"
+    " self.manual_backward(loss) instead of loss.backward()"
+)
 
 
 class FallbackExhaustedError(RuntimeError):
@@ -130,6 +134,7 @@ class LRFallback(Callback):
         self._observer: StepObserver | None = None
         self._buffers: BufferKeeper | None = None
         self._undo_overflow: Overflow | None = None
+        self._no_clipping: NoClipping | None = None
         self._is_sharded = False
 
     # --- start and end --------------------------------------------------------------------------------------------
@@ -183,6 +188,7 @@ class LRFallback(Callback):
         for factors in self._factors:
             factors.remove(NAME)
         self._factors, self._observer, self._buffers, self._healthy = [], None, None, None
+        self._clip_again()
 
     # --- every step -----------------------------------------------------------------------------------------------
 
@@ -204,6 +210,8 @@ class LRFallback(Callback):
         if self._observer is None:
             return
         seen = self._observer.observe(trainer, optimizer)
+        if self.steps == 0 and seen.loss is None and not seen.non_finite and not pl_module.automatic_optimization:
+            rank_zero_warn(BLIND)
         self.steps += 1
         for factors in self._factors:
             factors.cancel_step(False)  # one that a GradScaler did not even begin
@@ -252,6 +260,8 @@ class LRFallback(Callback):
             finding = replace(finding, cause="divergence")  # a spike that stays
         self._report(trainer, finding, action)
         self._go_back(trainer, pl_module, finding, action)
+        self._clip_again()
+        self._no_clipping = NoClipping(pl_module)
         overflow = self._skip(trainer, optimizer)
         if overflow and (action != "skip" or finding.cause != "non_finite"):
             self._undo_overflow = overflow  # the scaler must not back off for an infinity that we put there
@@ -274,6 +284,11 @@ class LRFallback(Callback):
         for factors in self._factors:
             factors.cancel_step()
         return skip_step(optimizer, getattr(trainer.precision_plugin, "scaler", None))
+
+    def _clip_again(self) -> None:
+        if self._no_clipping is not None:
+            self._no_clipping.undo()
+            self._no_clipping = None
 
     def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
         assert snapshot is not None
@@ -328,6 +343,7 @@ class LRFallback(Callback):
         if self._undo_overflow is not None:
             self._undo_overflow.undo(trainer.precision_plugin.scaler)  # type: ignore[attr-defined]
             self._undo_overflow = None
+        self._clip_again()
         if self.steps > self.restart_within:
             self._start = None
         if not self.dry_run and self._is_healthy() and self._due():
@@ -440,7 +456,8 @@ class LRFallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         live: dict[str, Any] = {"_factors": [], "_observer": None, "_buffers": None, "_healthy": None, "_start": None}
-        return {**self.__dict__, **live, "_undo_overflow": None, "_restored": self.state_dict()}
+        live |= {"_undo_overflow": None, "_no_clipping": None}
+        return {**self.__dict__, **live, "_restored": self.state_dict()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -469,7 +486,10 @@ def _refuse(trainer: Any) -> None:
     """One sentence about a run that cannot be watched, before it trains."""
     names = [type(getattr(optimizer, "_optimizer", optimizer)).__name__ for optimizer in trainer.optimizers]
     if len(names) > 1:
-        raise ValueError(f"LRFallback cannot tell whose loss it sees with several optimizers ({', '.join(names)}).")
+        raise ValueError(
+            "LRFallback needs a loss for its optimizer, and cannot tell whose it sees with several "
+            f"({', '.join(names)}): leave it out of this run."
+        )
     if "LBFGS" in names:
         raise ValueError("LRFallback cannot judge LBFGS, which evaluates several losses inside one step.")
     if "DeepSpeed" in type(trainer.strategy).__name__:
