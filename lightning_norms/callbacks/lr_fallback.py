@@ -499,7 +499,9 @@ def _refuse(trainer: Any) -> None:
 def _write_again(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """What Lightning has put into a checkpoint before the run went back."""
     strategy, precision = trainer.strategy, trainer.precision_plugin
-    checkpoint["state_dict"] = strategy.lightning_module_state_dict()
+    # A WeightAveraging that stands before us has put its average into "state_dict", which has gone back as well.
+    weights = "current_model_state" if "current_model_state" in checkpoint else "state_dict"
+    checkpoint[weights] = strategy.lightning_module_state_dict()
     checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
     checkpoint["callbacks"] |= {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
     if type(precision).__qualname__ in checkpoint:
