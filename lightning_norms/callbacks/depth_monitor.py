@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from lightning_norms.arguments import check_switches
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import DepthHistory
 from lightning_norms.measure import GroupNorms, StreamMeter, sharding_group, total_norm, update_ratio
@@ -75,7 +76,7 @@ class DepthMonitor(Callback):
         picture: write ``grad_norm_by_depth.png`` into the run's log folder, and into TensorBoard where it is used.
 
     Raises:
-        ValueError: ``every_n_steps`` is not a whole number above 0.
+        ValueError: ``every_n_steps`` is not a whole number above 0, or a switch neither true nor false.
 
     Example:
         >>> monitor = DepthMonitor(every_n_steps=30)
@@ -94,6 +95,7 @@ class DepthMonitor(Callback):
         super().__init__()
         if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
             raise ValueError(f"DepthMonitor: every_n_steps must be a whole number above 0, got {every_n_steps!r}")
+        check_switches("DepthMonitor", stream=stream, updates=updates, table=table, picture=picture)
         self.every_n_steps, self.stream, self.updates = every_n_steps, stream, updates
         self.table, self.picture = table, picture
         self.history = DepthHistory()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_norms.arguments import check_pattern, check_switches
 from lightning_norms.detection import Finding, Observation, find_non_finite
 from lightning_norms.events import Event, EventLog
 from lightning_norms.initial_weights import already_scaled, looks_trained
@@ -78,6 +79,7 @@ class LRFallback(Callback):
         dry_run: only report.
 
     Raises:
+        TypeError: when built, if ``rule`` is no rule.
         ValueError: when built, on an argument out of range; at fit start, if the run cannot be watched (LBFGS,
             several optimizers, DeepSpeed).
         FallbackExhaustedError: in training, when nothing is left to try.
@@ -111,6 +113,10 @@ class LRFallback(Callback):
         self.restart_within = _whole("restart_within", restart_within, 0)
         self.restart_warmup_steps = _whole("restart_warmup_steps", restart_warmup_steps, 0)
         self.recovery_steps = None if recovery_steps is None else _whole("recovery_steps", recovery_steps, 1)
+        check_switches("LRFallback", rescale_on_restart=rescale_on_restart, dry_run=dry_run)
+        check_pattern("LRFallback", "pattern", pattern)
+        if not isinstance(rule, RescaleRule):
+            raise TypeError(f"LRFallback: rule must be a RescaleRule such as GPT2Rescale(), got {rule!r}")
         self.rescale_on_restart, self.rule, self.pattern, self.dry_run = rescale_on_restart, rule, pattern, dry_run
         self._limits = self.ladder.limits
         self._restored: dict[str, Any] | None = None

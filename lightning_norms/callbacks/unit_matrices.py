@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from lightning_norms.arguments import check_pattern
 from lightning_norms.writers import output_dimension, residual_writers
 
 
@@ -39,11 +39,7 @@ class UnitMatrices(Callback):
 
     def __init__(self, pattern: str | None = None) -> None:
         super().__init__()
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"UnitMatrices: {pattern!r} is not a regular expression: {error}") from None
+        check_pattern("UnitMatrices", "pattern", pattern)
         self.pattern = pattern
         self._handles: list[RemovableHandle] = []
 
