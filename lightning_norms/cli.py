@@ -70,6 +70,10 @@ Train deep Transformers whatever the norm placement.
   python -m lightning_norms fit --config post48.yaml       train; a shipped recipe or a file of yours
   python -m lightning_norms recipes                        list the shipped recipes; show or cp one
   python -m lightning_norms generate --ckpt_path run.ckpt  text from a trained model
+
+Options are not read from the environment. What is read: LIGHTNING_NORMS_CALLBACKS, a YAML list of callbacks that
+every Trainer gets, also in other people's scripts; LIGHTNING_NORMS_CACHE, the folder of encoded text (default
+~/.cache/lightning_norms); PL_GLOBAL_SEED, which Lightning writes for the processes of a run.
 """
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lightning.pytorch.trainer.connectors.callback_connector as connector
 import pytest
+import torch
 import yaml
 from lightning.pytorch.callbacks import LearningRateMonitor
 
@@ -20,6 +21,7 @@ import lightning_norms_entry_point
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.warmup import Warmup
+from lightning_norms.cli import main
 from lightning_norms.from_environment import FromEnvironment
 from lightning_norms.schedules import Linear
 from tests.callbacks.test_warmup import STEPS, Memory, Module, SaveAt, W, linear, trainer
@@ -129,6 +131,19 @@ def test_a_file_and_a_monitor_of_the_script(installed, monkeypatch, tmp_path):
     fit(LearningRateMonitor(), logger=logger, log_every_n_steps=1)
     shown = dict(logger.of("lr-Recording/pg1"))
     assert [shown[step] for step in range(STEPS)] == pytest.approx([0.1 * linear(step) for step in range(STEPS)])
+
+
+@pytest.mark.filterwarnings("ignore:Warmup takes 10 optimizer steps")
+def test_on_our_own_command_line_too(installed, monkeypatch, tmp_path):
+    """The file's Warmup stays, and the LRFallback of the variable joins it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, yaml.safe_dump([WARMUP, "LRFallback"]))
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.logger=false"]
+    short = ["--trainer.max_steps=3", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
+    main(["fit", "--config", "tiny.yaml", *quiet, *short, "--trainer.callbacks.every_n_train_steps=1"])
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["callbacks"]["LRFallback"]["steps"] == 3
+    assert saved["callbacks"]["Warmup"] == {"steps": [3]}
 
 
 def test_resume_and_second_fit(installed, monkeypatch, tmp_path):

@@ -158,7 +158,10 @@ class LRFallback(Callback):
         _refuse(trainer)
         folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
-        self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
+        all_factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
+        if any(NAME in factors.names() for factors in all_factors):  # a subclass, which Lightning takes for another one
+            raise ValueError("LRFallback: another LRFallback acts in this run already; keep one of them in the Trainer")
+        self._factors = all_factors
         restored, self._restored = self._restored, None
         if restored is not None:
             self._load(restored, pl_module)

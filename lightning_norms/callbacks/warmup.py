@@ -43,7 +43,7 @@ class Warmup(Callback):
     Raises:
         TypeError: when built, if ``schedule`` is no schedule.
         ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
-            for instance ``Untuned`` the beta2 of SGD.
+            for instance ``Untuned`` the beta2 of SGD; or if there is a second ``Warmup``.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -75,6 +75,8 @@ class Warmup(Callback):
         """Register with every optimizer: here, as sharded strategies restore their state after ``on_fit_start``."""
         self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
         all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
+        if any(NAME in factors.names() for factors in all_factors):  # a subclass, which Lightning takes for another one
+            raise ValueError("Warmup: another Warmup is on this optimizer already; keep one of them in the Trainer")
         total_steps = _total_steps(trainer, pl_module)
         schedules = [self.schedule.resolve(_run(optimizer, total_steps)) for optimizer in self._optimizers]
         _warn_if_longer(trainer, schedules, total_steps)
