@@ -59,13 +59,15 @@ class FromEnvironment(Callback):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.named = read_callbacks(text)
+        self._is_settled = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Here the module's ``configure_callbacks`` has had its say, and no state has been restored."""
-        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if any(callback is each for callback in self.named for each in present):
+        if self._is_settled:
             return  # a second fit
+        self._is_settled = True
+        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         added = [callback for callback in self.named if not any(_is_a(each, callback) for each in present)]
         _say(added, [callback for callback in self.named if callback not in added])
         # A new list: Lightning is on its way through the old one, and would call the next one's setup twice.

@@ -16,7 +16,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def global_seed(monkeypatch):
-    """seed_everything leaves its seed in the environment, where the data module looks for it."""
+def environment(monkeypatch):
+    """seed_everything leaves its seed in the environment; and a variable of the user's must not reach our Trainers."""
+    monkeypatch.delenv("LIGHTNING_NORMS_CALLBACKS", raising=False)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")
     monkeypatch.delenv("PL_GLOBAL_SEED")

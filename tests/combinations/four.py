@@ -46,7 +46,8 @@ def learner(faults=(), decoder=None, **options):
 
 def group_of(name):
     """Depth group of a parameter of the stand-in decoder, by hand."""
-    parts = name.removeprefix("decoder.").split(".")
+    words = ("decoder", "_orig_mod", "_checkpoint_wrapped_module")
+    parts = [part for part in name.split(".") if part not in words]
     return f"block_{int(parts[1]):02d}" if parts[0] == "blocks" else {"exit": "final_norm"}.get(parts[0], parts[0])
 
 
