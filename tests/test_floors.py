@@ -9,17 +9,18 @@ from lightning_norms.model import designs
 
 PACKAGE = Path(__file__).parents[1] / "lightning_norms"
 FLOORS = {
-    "metrics": 0, "schedules": 0, "rescale_rules": 0, "depth": 0, "depth_history": 0, "plain": 0, "arguments": 0,
+    "metrics": 0, "schedules": 0, "rescale_rules": 0, "depth": 0, "depth_history": 0, "plain": 0,
     "measure": 1, "writers": 1, "initial_weights": 2, "detection": 0, "ladder": 0, "watch": 1, "skipping": 0,
     "events": 0,
     "recipes": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
     "model.attention": 2, "model.feed_forward": 2, "model.placements": 2, "model.scales": 2, "model.gates": 2,
     "model.streams": 2, "model.hyper_connections": 2, "model.attention_residuals": 2, "model.hypersphere": 2,
     "model.combinations": 3,
+    "arguments": 0, "from_environment": 10,
     "model.designs": 4,
     "model.initialization": 2, "model.decoder": 5, "model.generation": 6,
     "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 7, "snapshots": 8, "module": 8,
-    "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "from_environment": 10, "__main__": 11,
+    "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "__main__": 11,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""
 EMPTY = {"", "model", "data", "callbacks", "reports"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.arguments import check_pattern
 from lightning_norms.writers import output_dimension, residual_writers
 
 
@@ -26,7 +26,7 @@ class UnitMatrices(Callback):
     tables that are bare parameters stay as they are. Use it with weight decay 0 and no warmup (both in the paper).
 
     Args:
-        pattern: regular expression for the writers' parameter names, for models that do not name them themselves.
+        pattern: regular expression for the writers' parameter names, where they are not found without it.
 
     Raises:
         ValueError: if ``pattern`` is no regular expression; when training starts, if no writer is found.
@@ -39,7 +39,11 @@ class UnitMatrices(Callback):
 
     def __init__(self, pattern: str | None = None) -> None:
         super().__init__()
-        check_pattern("UnitMatrices", "pattern", pattern)
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"UnitMatrices: {pattern!r} is not a regular expression: {error}") from None
         self.pattern = pattern
         self._handles: list[RemovableHandle] = []
 

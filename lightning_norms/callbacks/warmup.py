@@ -32,7 +32,7 @@ class Warmup(Callback):
     is one that the optimizer really took, counted for each optimizer on its own: accumulation counts once a window,
     and one that the fp16 GradScaler skipped does not advance the warmup (Lightning steps the user's scheduler all the
     same). Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run goes on with its
-    warmup; a checkpoint made without this callback starts it.
+    warmup; a checkpoint made without this callback starts it. A second ``Warmup`` on an optimizer is refused.
 
     Every ``Trainer(log_every_n_steps)`` steps all loggers get ``learning_rate/effective/<group>``. A
     ``LearningRateMonitor`` shows the effective learning rate if it stands after this callback, else the scheduler's.
@@ -43,7 +43,7 @@ class Warmup(Callback):
     Raises:
         TypeError: when built, if ``schedule`` is no schedule.
         ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
-            for instance ``Untuned`` the beta2 of SGD; or if there is a second ``Warmup``.
+            for instance ``Untuned`` the beta2 of SGD.
 
     Example:
         >>> from lightning.pytorch import Trainer
