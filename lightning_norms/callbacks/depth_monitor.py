@@ -20,6 +20,7 @@ from typing_extensions import override
 from lightning_norms.arguments import check_switches
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import DepthHistory
+from lightning_norms.descriptions import describe
 from lightning_norms.measure import GroupNorms, StreamMeter, sharding_group, total_norm, update_ratio
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO
 from lightning_norms.observing import pending_scale
@@ -203,6 +204,8 @@ class DepthMonitor(Callback):
     def _map(self, pl_module: LightningModule) -> DepthMap:
         if self._depth is None:
             self._depth = DepthMap.of(pl_module)
+            if not self._depth.stacks:
+                rank_zero_warn(f"DepthMonitor: there are no depths to tell apart. {describe(pl_module)}")
         return self._depth
 
     def _norms_of(
