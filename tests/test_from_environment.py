@@ -29,6 +29,7 @@ from tests.callbacks.test_warmup import STEPS, Memory, Module, SaveAt, W, linear
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*resuming from a checkpoint that ended before the epoch.*"),
     pytest.mark.filterwarnings("ignore:.*Be aware that when using `ckpt_path`.*"),
+    pytest.mark.filterwarnings("ignore:DepthMonitor. there are no depths to tell apart"),
 ]
 
 ROOT = Path(__file__).parents[1]

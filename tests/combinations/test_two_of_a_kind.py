@@ -4,11 +4,13 @@ import logging
 
 import pytest
 
+from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
+from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import factors_of
 from lightning_norms.schedules import Linear
-from tests.combinations.four import BASE, learner
+from tests.combinations.four import BASE, Naive, assert_norms, assert_rescaled, learner, weights
 from tests.stand_ins import trainer
 
 
@@ -58,3 +60,22 @@ def test_a_subclass_in_the_trainer_is_kept_by_lightning_and_refused_by_us(ours, 
 def test_two_in_one_list_is_lightnings_own_error(tmp_path):
     with pytest.raises(RuntimeError, match="more than one stateful callback of type `LRFallback`"):
         trainer(tmp_path, LRFallback(), LRFallback())
+
+
+class MyRescale(ResidualRescale):
+    """For Lightning a class of its own."""
+
+
+class MyMonitor(DepthMonitor):
+    """For Lightning a class of its own."""
+
+
+def test_a_second_rescale_changes_nothing_and_a_second_monitor_sees_the_same(tmp_path):
+    """Harmless, so not refused: the writers x 1/sqrt(6) once, and two equal records."""
+    quiet = {"every_n_steps": 1, "table": False, "picture": False}
+    module, naive, monitors = learner(), Naive(), (MyMonitor(**quiet), DepthMonitor(**quiet))
+    before = weights(module)
+    trainer(tmp_path, naive, MyRescale(), ResidualRescale(), *monitors).fit(module)
+    assert_rescaled(before, naive.start)
+    for monitor in monitors:
+        assert_norms(monitor, naive.norms)
