@@ -2,9 +2,9 @@
 
     python examples/hf_gpt2_pretraining.py     about a minute; needs `pip install transformers`
 
-What you see: GPT-2's init already has 1/sqrt(2L) on its residual writers, so ResidualRescale says so and changes nothing;
-bits per byte fall to about 3.2 (a uniform guess is 8), and the table shows the gradient norm of all 12 blocks. Nothing is downloaded: the model starts
-from its config, and the text is Python's own library.
+What you see: GPT-2's init already has 1/sqrt(2L) on its residual writers, so ResidualRescale says so and changes
+nothing; bits per byte fall to about 3.2 (a uniform guess is 8), and the table shows the gradient norm of all 12
+blocks. Nothing is downloaded: the model starts from its config, and the text is Python's own library.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
     python examples/vit_classifier.py     about a minute
 
-What you see: `describe` finds the blocks and the matrices that write into their residual streams, though the blocks have
-names that no library uses; then 16 post-norm blocks learn to tell eight directions apart: accuracy 1.00 on fresh pictures.
+What you see: `describe` finds the blocks and the matrices that write into their residual streams, though the blocks
+have names that no library uses; then 16 post-norm blocks learn to tell eight directions apart: accuracy 1.00 on fresh
+pictures.
 """
 
 import argparse
