@@ -241,6 +241,11 @@ class DepthMonitor(Callback):
             named.sort(key=lambda pair: depth.groups.index(depth.group_of(pair[0])))
             for key in (GRAD_NORM, UPDATE_RATIO):
                 self.history.declare([key.of(prefix + group) for group in (*depth.groups, "total")])
+            if any(name.endswith("_flat_param") for name, _ in named):
+                rank_zero_warn(
+                    "DepthMonitor: FSDP with use_orig_params=False makes one tensor of all that it wraps: blocks that "
+                    "are wrapped one by one are measured as ever, the rest together as `other`."
+                )
             ranks = sharding_group(trainer.strategy.model)
             norms = GroupNorms([p for _, p in named], [depth.group_of(name) for name, _ in named], ranks)
             self._norms[number] = (known, norms)

@@ -6,6 +6,7 @@ Every KIND trains the same weights on the same global batches. From step 20 on e
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import effective_learning_rates
 from lightning_norms.schedules import Linear
-from tests.callbacks.fallback_on_two_ranks import CPUFSDP, whole
+from tests.callbacks.fallback_on_two_ranks import CPUFSDP
+from tests.callbacks.fallback_on_two_ranks import whole as parameters
 from tests.stand_ins import Block, Decoder, Module, loader, seeded, trainer
 
 STEPS, SAVED, HIGH = 28, 12, 20
@@ -147,6 +149,11 @@ class CountedFallback(LRFallback):
         self.collectives.append(mode.seen)
 
 
+def whole(trainer, module):
+    """Copies, as the whole of a replicated DTensor is the weight itself."""
+    return [parameter.clone() for parameter in parameters(trainer, module)]
+
+
 class Seen(Callback):
     """Whole weights at the start, at the saved step and at the end; the learning rate of every step."""
 
@@ -194,29 +201,44 @@ def everything(kind, folder, checkpoint=None):
     }
 
 
+def plain(kind, folder, steps=8, **options):
+    """Warmup and the monitor alone."""
+    monitor = CountedMonitor(every_n_steps=2, table=False, picture=False, **options)
+    fit(kind, folder, Warmup(Linear(8)), monitor, steps=steps)
+    return monitor
+
+
 def flat(kind, folder):
     """FSDP1 without original parameters: nothing that needs a matrix, so no rescale."""
-    monitor = CountedMonitor(every_n_steps=2, table=False, picture=False)
-    fit(kind, folder, Warmup(Linear(8)), monitor, steps=8)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        monitor = plain(kind, folder)
     try:
         fit(kind, folder, ResidualRescale(), steps=1)
         refusal = ""
     except ValueError as error:
         refusal = str(error)
-    return {"history": monitor.history.state_dict(), "collectives": monitor.collectives, "refusal": refusal}
+    said = [str(each.message) for each in warned if "DepthMonitor" in str(each.message)]
+    history = monitor.history.state_dict()
+    return {"history": history, "collectives": monitor.collectives, "refusal": refusal, "warned": "".join(said)}
 
 
 def main(kind, folder):
     if kind == "fsdp1_flat":
         return flat(kind, folder)
     run = everything(kind, folder)
-    if kind != "tp":
+    if kind == "single":
+        run["plain"] = plain(kind, folder / "plain").history.state_dict()
+    if kind == "ddp":
+        run["collectives_without_stream"] = plain(kind, folder / "plain", steps=2, stream=False).collectives
+    if kind != "tp":  # Lightning cannot save parameters of which some are DTensors and some are not
         run["resumed"] = everything(kind, folder / "again", folder / "saved" / f"step={SAVED}.ckpt")
     return run
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    results, where = main(sys.argv[1], Path(sys.argv[2])), Path(sys.argv[2])
+    where = Path(sys.argv[2])
+    results = main(sys.argv[1], where)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     torch.save(results, where / f"rank_{rank}.pt")
