@@ -29,6 +29,7 @@ from lightning_norms.measure import (
 )
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
 from lightning_norms.observing import pending_scale
+from lightning_norms.strategies import is_deepspeed
 
 PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
@@ -79,7 +80,8 @@ class DepthMonitor(Callback):
 
     A logging step costs a few kernels, one copy to the host and, on several ranks, one collective for all of it (none
     under ddp with ``stream: false``); other steps cost a counter. Put it before callbacks that drop gradients. Under
-    ``torch.compile`` of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent.
+    ``torch.compile`` of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn``
+    the history stays in the processes that trained: read it from a logger, the picture or a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two records; the first step is step 0 and is always recorded.
@@ -132,7 +134,7 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)
-        self._blind = "DeepSpeed" in type(trainer.strategy).__name__
+        self._blind = is_deepspeed(trainer.strategy)
         if self._blind:
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
 
