@@ -17,7 +17,7 @@ FLOORS = {
     "model.streams": 2, "model.hyper_connections": 2, "model.attention_residuals": 2, "model.hypersphere": 2,
     "model.combinations": 3,
     "model.designs": 4,
-    "model.initialization": 2, "model.decoder": 5, "model.generation": 6,
+    "model.initialization": 2, "model.decoder": 5, "model.generation": 6, "model.sharding": 6,
     "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 7, "snapshots": 8, "module": 8,
     "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "__main__": 11,
 }  # fmt: skip
