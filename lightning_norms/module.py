@@ -224,10 +224,12 @@ class DecoderModule(LightningModule):
         for metrics in self._validation:
             if metrics.loss.update_called:
                 loss = metrics.loss.compute()
-                self.log_dict({VAL_LOSS.of(metrics.name): loss, VAL_PERPLEXITY.of(metrics.name): loss.exp()})
+                self.log_dict(
+                    {VAL_LOSS.of(metrics.name): loss, VAL_PERPLEXITY.of(metrics.name): loss.exp()}, sync_dist=True
+                )
             if metrics.bits_per_byte.update_called:
                 value = metrics.bits_per_byte.compute().float()
-                self.log(VAL_BITS_PER_BYTE.of(metrics.name), value, prog_bar=True)
+                self.log(VAL_BITS_PER_BYTE.of(metrics.name), value, prog_bar=True, sync_dist=True)
             metrics.loss.reset()
             metrics.bits_per_byte.reset()
 

@@ -27,7 +27,17 @@ from tests.callbacks.fallback_on_two_ranks import whole as parameters
 from tests.stand_ins import Block, Decoder, Module, loader, seeded, trainer
 
 STEPS, SAVED, HIGH = 28, 12, 20
-RANKS = {"single": 1, "ddp": 2, "fsdp2": 2, "fsdp1": 2, "fsdp1_flat": 2, "tp": 2, "hsdp": 4, "tp_fsdp": 4}
+RANKS = {
+    "single": 1,
+    "ddp": 2,
+    "fsdp2": 2,
+    "fsdp1": 2,
+    "fsdp1_flat": 2,
+    "tp": 2,
+    "hsdp": 4,
+    "tp_fsdp": 4,
+    "fsdp1_hybrid": 4,
+}
 
 
 class Learner(Module):
@@ -86,7 +96,24 @@ class Both(TensorParallel):
 KINDS = {"fsdp2": FSDP2, "hsdp": HSDP, "tp": TensorParallel, "tp_fsdp": Both}
 
 
+class HybridFSDP(CPUFSDP):
+    """Two copies of the network, each in two shards."""
+
+    def _setup_model(self, model):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.kwargs["device_mesh"] = init_device_mesh("cpu", (2, 2))
+        return super()._setup_model(model)
+
+
 def strategy(kind):
+    if kind == "fsdp1_hybrid":
+        from torch.distributed.fsdp import ShardingStrategy
+
+        wrapping = {"auto_wrap_policy": {Block}, "use_orig_params": True, "state_dict_type": "sharded"}
+        made = HybridFSDP(**wrapping)
+        made.kwargs["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+        return made
     if kind.startswith("fsdp1"):
         whole_names = kind == "fsdp1"
         return CPUFSDP(auto_wrap_policy={Block}, use_orig_params=whole_names, state_dict_type="sharded")
@@ -226,13 +253,15 @@ def flat(kind, folder):
 def main(kind, folder):
     if kind == "fsdp1_flat":
         return flat(kind, folder)
+    if kind == "fsdp1_hybrid":
+        monitor = plain(kind, folder)
+        return {"history": monitor.history.state_dict(), "collectives": monitor.collectives}
     run = everything(kind, folder)
     if kind == "single":
         run["plain"] = plain(kind, folder / "plain").history.state_dict()
     if kind == "ddp":
         run["collectives_without_stream"] = plain(kind, folder / "plain", steps=2, stream=False).collectives
-    if kind != "tp":  # Lightning cannot save parameters of which some are DTensors and some are not
-        run["resumed"] = everything(kind, folder / "again", folder / "saved" / f"step={SAVED}.ckpt")
+    run["resumed"] = everything(kind, folder / "again", folder / "saved" / f"step={SAVED}.ckpt")
     return run
 
 

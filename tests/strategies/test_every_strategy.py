@@ -14,7 +14,6 @@ from tests.strategies.launch import launch
 pytestmark = pytest.mark.slow
 
 WHOLE = ("ddp", "fsdp2", "fsdp1", "tp", "hsdp", "tp_fsdp")
-RESUMED = ("single", "ddp", "fsdp2", "fsdp1", "hsdp", "tp_fsdp")
 # A softmax is blind to a shift of all its scores, so a key bias has no gradient but rounding, which Adam makes big.
 NAMES = [name for name, _ in Decoder().named_parameters()]
 SEEN = [number for number, name in enumerate(NAMES) if not name.endswith("key.bias")]
@@ -78,6 +77,16 @@ def test_flat_parameters_of_fsdp1():
     assert flat["refusal"], "no matrix is there to be rescaled"
 
 
+def test_two_sharded_copies_of_fsdp1():
+    """HYBRID_SHARD on 4 ranks: what two ranks hold alike counts once."""
+    single = ran("single")[0]["plain"]
+    for run in ran("fsdp1_hybrid"):
+        assert run["history"]["columns"] == single["columns"]
+        for key in ("grad_norm", "stream_rms"):
+            torch.testing.assert_close(columns(run["history"], key), columns(single, key), rtol=1e-5, atol=0.0)
+        assert {tuple(step) for step in run["collectives"][::2]} == {("c10d::allreduce_",)}
+
+
 @pytest.mark.parametrize("kind", WHOLE)
 def test_rescaled_once_and_alike(kind):
     """Acceptance 3: the fresh weights of one process, times the factor, once."""
@@ -93,7 +102,7 @@ def test_rescaled_once_and_alike(kind):
         torch.testing.assert_close(start, fresh[name].detach() * factor)
 
 
-@pytest.mark.parametrize("kind", RESUMED)
+@pytest.mark.parametrize("kind", ["single", *WHOLE])
 def test_resume_is_bit_equal(kind):
     """Acceptance 3: the checkpoint's weights, no second rescale, the same decisions and last weights."""
     for run in ran(kind):
