@@ -1,4 +1,4 @@
-"""One training run under any strategy, and what it left: ``python -m tests.strategies.runs KIND FOLDER``.
+"""One training run under any strategy, and what it left: ``python -m tests.strategies.runs FOLDER KIND ...``.
 
 Every KIND trains the same weights on the same global batches. From step 20 on every loss is 20 times too high.
 """
@@ -27,17 +27,8 @@ from tests.callbacks.fallback_on_two_ranks import whole as parameters
 from tests.stand_ins import Block, Decoder, Module, loader, seeded, trainer
 
 STEPS, SAVED, HIGH = 28, 12, 20
-RANKS = {
-    "single": 1,
-    "ddp": 2,
-    "fsdp2": 2,
-    "fsdp1": 2,
-    "fsdp1_flat": 2,
-    "tp": 2,
-    "hsdp": 4,
-    "tp_fsdp": 4,
-    "fsdp1_hybrid": 4,
-}
+LAUNCHES = {1: ("single",), 2: ("ddp", "fsdp2", "fsdp1", "fsdp1_flat", "tp"), 4: ("hsdp", "tp_fsdp", "fsdp1_hybrid")}
+RANKS = {kind: ranks for ranks, kinds in LAUNCHES.items() for kind in kinds}
 
 
 class Learner(Module):
@@ -267,7 +258,8 @@ def main(kind, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where = Path(sys.argv[2])
-    results = main(sys.argv[1], where)
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    torch.save(results, where / f"rank_{rank}.pt")
+    for chosen in sys.argv[2:]:
+        where = Path(sys.argv[1]) / chosen
+        results = main(chosen, where)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        torch.save(results, where / f"rank_{rank}.pt")

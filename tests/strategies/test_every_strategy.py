@@ -20,10 +20,17 @@ SEEN = [number for number, name in enumerate(NAMES) if not name.endswith("key.bi
 
 
 @functools.cache
+def launched(ranks):
+    """One launch for all strategies of as many ranks: importing takes longer than training."""
+    folder = Path(tempfile.mkdtemp(prefix=f"strategies_{ranks}_"))
+    launch(folder, "tests.strategies.runs", folder, *runs.LAUNCHES[ranks], timeout=280)
+    return folder
+
+
+@functools.cache
 def ran(kind):
-    """What every rank saw. One launch a kind."""
-    folder = Path(tempfile.mkdtemp(prefix=f"strategy_{kind}_"))
-    launch(folder, "tests.strategies.runs", kind, folder)
+    """What every rank saw."""
+    folder = launched(runs.RANKS[kind]) / kind
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(runs.RANKS[kind])]
 
 
