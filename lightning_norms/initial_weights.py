@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_norms.depth import is_norm
+from lightning_norms.fused import KEY, QUERY, VALUE
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.writers import Matrix, output_dimension
 
@@ -67,13 +68,20 @@ def _ratio_to_peers(matrix: Matrix, chosen: set[int]) -> tuple[float, bool] | No
     if matrix.parameter.ndim != 2:
         return None  # stacked experts; or a flat shard of FSDP1, which has no shape to go by
     if matrix.fused:
-        query, _, value = _whole(matrix.parameter).chunk(3, dim=output_dimension(matrix.owner))
+        value, query = (
+            _part(matrix, matrix.fused.rows(part)) for part in (VALUE, QUERY if matrix.fused.sizes[0] else KEY)
+        )
         spread, peers, same = _spread(value), [query], [query]
     else:
         spread, peers = _spread(matrix.parameter), list(_peers(matrix, chosen))
         same = [other for other in peers if other.shape == matrix.parameter.shape]
     reference = median_high(map(_spread, same or peers)) if peers else 0.0
     return (spread / reference, bool(same)) if spread > 0 and reference > 0 else None
+
+
+def _part(matrix: Matrix, rows: Tensor) -> Tensor:
+    whole = _whole(matrix.parameter)
+    return whole.index_select(output_dimension(matrix.owner), rows.to(whole.device))
 
 
 def _peers(matrix: Matrix, chosen: set[int]) -> list[Tensor]:

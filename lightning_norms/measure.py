@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_norms.depth import Stack
+from lightning_norms.stacks import Stack
 
 
 class GroupNorms:

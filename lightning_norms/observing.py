@@ -36,6 +36,11 @@ class StepObserver:
         self.has_changed = False
 
     @property
+    def has_depths(self) -> bool:
+        """Whether blocks were found, so that a stall can be seen."""
+        return bool(self._depth.stacks)
+
+    @property
     def is_within_window(self) -> bool:
         """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
         return bool(self._losses)

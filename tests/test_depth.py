@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from lightning_norms.depth import DepthMap, clean_name, is_norm, stacks
+from lightning_norms.depth import DepthMap, is_norm
+from lightning_norms.stacks import stacks
+from lightning_norms.wrapping import clean_name
 from tests.stand_ins import Block, Decoder, Module
 
 

@@ -1,6 +1,7 @@
 """The examples run, say what they promise, and are listed."""
 
 import difflib
+import os
 import re
 import subprocess
 import sys
@@ -39,6 +40,52 @@ def test_a_custom_placement_trains_and_comes_back(tmp_path):
     before, after = re.search(r"60 steps: ([\d.]+), loaded again: ([\d.]+)", done.stdout).groups()
     assert before == after
     assert float(before) < 1.0
+
+
+def printed(folder, *words):
+    """Standard output of an example at a tiny size."""
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_torch_encoder(tmp_path):
+    said = printed(tmp_path, EXAMPLES / "transformer_encoder_classifier.py", "--steps=60", "--layers=4")
+    assert float(re.search(r"accuracy after 60 steps: ([\d.]+)", said)[1]) > 0.5  # chance is 0.125
+    assert "block_03" in said
+
+
+@pytest.mark.slow
+def test_hugging_face_gpt2(tmp_path):
+    pytest.importorskip("transformers")
+    said = printed(tmp_path, EXAMPLES / "hf_gpt2_pretraining.py", "--steps=80", "--layers=2")
+    assert float(re.search(r"step 80: ([\d.]+)", said)[1]) < 6  # a uniform guess is 8 bits
+    assert "block_01" in said
+
+
+@pytest.mark.slow
+def test_vision_transformer(tmp_path):
+    said = printed(tmp_path, EXAMPLES / "vit_classifier.py", "--steps=100", "--layers=4")
+    assert "attention: look.weight -> tell.weight" in said or "feed_forward: widen.weight -> narrow.weight" in said
+    assert float(re.search(r"accuracy after 100 steps: ([\d.]+)", said)[1]) > 0.5  # chance is 0.125
+
+
+@pytest.mark.slow
+def test_your_module_from_yaml(tmp_path):
+    small = [
+        "--trainer.max_steps=30",
+        "--data.batches=30",
+        "--model.layers=3",
+        f"--trainer.default_root_dir={tmp_path}",
+    ]
+    config = EXAMPLES / "cli_with_your_module.yaml"
+    said = printed(EXAMPLES.parent, "-m", "lightning_norms", "fit", "--config", config, *small)
+    assert "accuracy" in said
+    assert "block_02" in said
 
 
 def test_the_change_is_an_import_and_an_argument():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_norms.depth import stacks
 from lightning_norms.measure import GroupNorms, StreamMeter, mean_square, stream_of, total_norm, update_ratio
+from lightning_norms.stacks import stacks
 from tests.stand_ins import Decoder, loader, seeded
 
 

@@ -1,6 +1,6 @@
 """README: tables are what the code says, and its commands are the ones that CI runs.
 
-``python tests/test_readme.py`` writes the tables again.
+``python -m tests.test_readme`` writes the tables again.
 """
 
 import re
@@ -10,6 +10,7 @@ import pytest
 
 from lightning_norms import recipes
 from lightning_norms.metrics import KEYS
+from tests import families
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -23,6 +24,7 @@ def tables():
             ["| recipe | what it is | runtime |", "|---|---|---|"]
             + [f"| {name} | {recipes.title(name)} | {runtime[name]} |" for name in recipes.names()]
         ),
+        "families": families.table(),
         "metrics": "\n".join(
             ["| key | unit | meaning |", "|---|---|---|"]
             + [f"| `{key.name}` | {key.unit} | {key.meaning} |" for key in KEYS]
@@ -37,7 +39,7 @@ def placed(text, marker, table):
 @pytest.mark.parametrize("marker", tables())
 def test_tables_are_generated(marker):
     text = README.read_text()
-    assert placed(text, marker, tables()[marker]) == text, "run python tests/test_readme.py"
+    assert placed(text, marker, tables()[marker]) == text, "run python -m tests.test_readme"
 
 
 def test_ci_runs_the_commands_of_the_readme():

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import DepthHistory
+from lightning_norms.descriptions import describe
 from lightning_norms.measure import (
     GroupNorms,
     StreamMeter,
@@ -229,6 +230,8 @@ class DepthMonitor(Callback):
     def _map(self, pl_module: LightningModule) -> DepthMap:
         if self._depth is None:
             self._depth = DepthMap.of(pl_module)
+            if not self._depth.stacks:
+                rank_zero_warn(f"DepthMonitor: there are no depths to tell apart. {describe(pl_module)}")
         return self._depth
 
     def _norms_of(

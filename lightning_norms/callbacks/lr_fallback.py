@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_norms.descriptions import describe
 from lightning_norms.detection import Finding, Observation, find_non_finite
 from lightning_norms.events import Event, EventLog
 from lightning_norms.initial_weights import already_scaled, looks_trained
@@ -70,7 +71,7 @@ class LRFallback(Callback):
         restart_warmup_steps: length of the fresh warmup after a restart, unless a ``Warmup`` starts its own again.
         rescale_on_restart: also apply ``rule`` to the residual writers at a restart, if that was not done before.
         rule: factor for ``rescale_on_restart``.
-        pattern: regular expression for the writers' names, for models that do not name them themselves.
+        pattern: regular expression for the writers' names, where they are not found without it.
         recovery_steps: quiet optimizer steps over which the factor climbs back to 1 in a straight line; None for never.
         dry_run: only report.
 
@@ -153,6 +154,8 @@ class LRFallback(Callback):
         if restored is not None:
             self._load(restored, pl_module)
         self._observer = StepObserver(pl_module)
+        if not self._observer.has_depths:
+            rank_zero_info(f"LRFallback: a silent stall cannot be seen here. {describe(pl_module)}")
         self._buffers = None if self.dry_run else BufferKeeper(pl_module)
         # The start goes into the checkpoint, which rank 0 writes: of no use to the others' shards.
         by_tensor = any(hasattr(parameter, "placements") for parameter in pl_module.parameters())

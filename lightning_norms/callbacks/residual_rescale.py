@@ -37,7 +37,8 @@ class ResidualRescale(Callback):
 
     Args:
         rule: the factor, see :mod:`lightning_norms.rescale_rules`.
-        pattern: regular expression for the writers' parameter names, for models that do not name them themselves.
+        pattern: regular expression for the writers' parameter names, where they are not found without it:
+            :func:`lightning_norms.describe` shows what is found.
         value_pattern: the same for the rest of the value path (value or fused qkv, MLP up): DeepNorm only.
         when: ``"auto"`` refuses trained weights and skips an init that already has the factor; ``"always"`` trusts you.
             Neither applies it on a resume or on a second fit.
@@ -47,6 +48,7 @@ class ResidualRescale(Callback):
         ValueError: another argument is not usable; at fit start: no match, an uneven match, or trained weights.
 
     Example:
+        >>> callback = ResidualRescale(GPT2Rescale())
         >>> callback = ResidualRescale(GPT2Rescale(), pattern=r"(o_proj|down_proj)\.weight")
 
     Source:
@@ -99,6 +101,8 @@ class ResidualRescale(Callback):
         if "DeepSpeed" in type(trainer.strategy).__name__:
             raise ValueError("ResidualRescale: DeepSpeed has copied the weights by now: rescale in configure_model")
         matrices = self._matrices(pl_module)
+        if any(matrix.parameter.is_meta for matrix in matrices):
+            raise ValueError("ResidualRescale: the weights are still on the meta device: give them values before fit")
         if self.when == "auto" and trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False):
             raise ValueError(
                 "ResidualRescale: these weights have been trained (a norm's gain or bias is no longer one constant), "

@@ -27,7 +27,7 @@ class UnitMatrices(Callback):
     tables that are bare parameters stay as they are. Use it with weight decay 0 and no warmup (both in the paper).
 
     Args:
-        pattern: regular expression for the writers' parameter names, for models that do not name them themselves.
+        pattern: regular expression for the writers' parameter names, where they are not found without it.
 
     Raises:
         ValueError: if ``pattern`` is no regular expression; when training starts, if no writer is found, or under

@@ -173,8 +173,11 @@ def test_fused_but_interleaved_is_refused(tmp_path):
 def test_no_match_raises(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)matches nothing.*self_attn\.o_proj"):
         trainer(tmp_path, ResidualRescale(pattern="c_proj")).fit(llama(), loader())
-    with pytest.raises(ValueError, match="no block names its residual writers"):
-        trainer(tmp_path, ResidualRescale()).fit(llama(), loader())
+    pipeline = Module(nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 11)))
+    with pytest.raises(
+        ValueError, match=r"(?s)no residual writers were found: give pattern=.*no list of repeated blocks"
+    ):
+        trainer(tmp_path, ResidualRescale()).fit(pipeline, loader())
 
 
 def test_says_what_it_did_in_one_line(tmp_path, caplog):

@@ -16,7 +16,7 @@ from lightning_norms.model.decoder import DecoderConfig
 from lightning_norms.model.designs import PostNorm
 from lightning_norms.module import DecoderModule
 from lightning_norms.strategies import reshard
-from tests.stand_ins import Decoder, Module, loader, trainer
+from tests.stand_ins import Decoder, Module, loader, seeded, trainer
 from tests.strategies.runs import shard, whole
 
 RANKS = {"single": 1, "ddp": 2, "fsdp2": 2}
@@ -81,13 +81,28 @@ class OnMeta(Module):
         shard(self.decoder, self.device_mesh["data_parallel"])
 
 
+class InOnePiece(Module):
+    """Everything in FSDP2's root, which a validation leaves unsharded."""
+
+    def configure_model(self):
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if not isinstance(self.decoder, FSDPModule):
+            fully_shard(self.decoder, mesh=self.device_mesh["data_parallel"])
+
+    def validation_step(self, batch, batch_idx):
+        return self.decoder(batch[0])
+
+
 class AtFitStart(Callback):
     """Stands before the rescale: what the strategy has filled in."""
 
     def on_fit_start(self, trainer, module):
         self.filled = dict(zip(names(module), whole(trainer, module), strict=True))
 
-    on_train_start = Weights.on_train_start
+    def on_train_start(self, trainer, module):
+        reshard(module)  # what the next forward will gather
+        self.start = dict(zip(names(module), whole(trainer, module), strict=True))
 
 
 def meta(folder):
@@ -97,6 +112,12 @@ def meta(folder):
     del learner.decoder
     trainer(folder, weights, ResidualRescale(), strategy=ModelParallelStrategy(2, 1), **options).fit(learner, loader())
     found = {"filled": weights.filled, "start": weights.start, "marked": learner.residual_rescaled}
+    validated, weights = seeded(lambda: InOnePiece(Decoder(layers=2))), AtFitStart()
+    options |= {"strategy": ModelParallelStrategy(2, 1)}
+    trainer(folder, **options).validate(validated, loader(), verbose=False)
+    options |= {"strategy": ModelParallelStrategy(2, 1)}
+    trainer(folder, weights, ResidualRescale(), **options).fit(validated, loader())
+    found["validated_before"] = {"filled": weights.filled, "start": weights.start}
     with torch.device("meta"):
         ours = module(vocab_size=256)
     for key, built, strategy in (

@@ -72,10 +72,20 @@ def test_weights_from_the_meta_device_are_rescaled_once():
     """FSDP2 fills them in before fit starts; every writer is then scaled once, nothing else."""
     for run in ran("meta")[0]:
         assert run["marked"]
-        for name, weight in run["start"].items():
-            factor = 0.5 if re.search(r"writer\.weight", name) else 1.0
-            assert weight.norm() > 0 or name.endswith("bias")
-            assert torch.equal(weight, run["filled"][name] * factor), name
+        check_rescaled_once(run)
+
+
+def test_a_validation_before_fit_does_not_swallow_the_rescale():
+    """FSDP2's root then shows passing copies of its weights."""
+    for run in ran("meta")[0]:
+        check_rescaled_once(run["validated_before"])
+
+
+def check_rescaled_once(run):
+    for name, weight in run["start"].items():
+        factor = 0.5 if re.search(r"writer\.weight", name) else 1.0
+        assert weight.norm() > 0 or name.endswith("bias")
+        assert torch.equal(weight, run["filled"][name] * factor), name
 
 
 def test_what_cannot_be_sharded_is_refused_in_a_sentence():
