@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,15 @@ class GroupNorms:
     .. math:: n_g = \sqrt{\textstyle\sum_{p \in g} \lVert t_p \rVert_2^2}
 
     One ``_foreach_norm`` per device and dtype over local shards in float32, one sum by group, and one all-reduce over
-    the mesh dimensions that shard (none when nothing is sharded). So every rank gets the true norm.
+    all ranks (none when nothing is sharded). So every rank gets the true norm.
 
     Args:
         parameters: the parameters, each once. Their gradients, updates or values are measured.
         groups: the group of each parameter.
         process_group: ranks that hold the rest of each parameter where the tensors do not say so (FSDP1).
+
+    Attributes:
+        is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
 
     Example:
         >>> a, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([2.0]))
@@ -41,38 +45,46 @@ class GroupNorms:
         self.groups = tuple(dict.fromkeys(groups))
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         numbers = [self.groups.index(group) for group in groups]
-        everyone = [(process_group,)] * len(numbers) if process_group else [_shard_groups(p) for p in self.parameters]
-        kinds = {(p.device, p.dtype) for p in self.parameters}
-        self._is_plain = len(kinds) == 1 and everyone == [()] * len(numbers)
-        # Parameters sharded over the same ranks are summed together: usually all of them.
-        self._sections: list[tuple[tuple[dist.ProcessGroup, ...], list[int], Tensor]] = []
-        for key in dict.fromkeys(everyone):
-            members = [i for i, other in enumerate(everyone) if other == key]
-            self._sections.append((key, members, torch.tensor([numbers[i] for i in members], device=self.device)))
-
-    @torch.no_grad()
-    def gradients(self) -> Tensor:
-        """Norms of the gradients as they are now: float32 [groups]. A missing gradient counts 0."""
-        return self.of([parameter.grad for parameter in self.parameters])
+        pieces = [process_group.size() if process_group else _pieces(p) for p in self.parameters]
+        self.is_sharded = any(number > 1 for number in pieces)
+        self._is_plain = len({(p.device, p.dtype) for p in self.parameters}) == 1 and not self.is_sharded
+        # Parameters in as many pieces are summed together: usually all of them.
+        self._sections: list[tuple[int, list[int], Tensor]] = []
+        for number in dict.fromkeys(pieces):
+            members = [i for i, other in enumerate(pieces) if other == number]
+            self._sections.append((number, members, torch.tensor([numbers[i] for i in members], device=self.device)))
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Norms of one tensor per parameter, in the order of ``parameters``: float32 [groups]. None counts 0."""
+        squares = self.shares(tensors)
+        if self.is_sharded:
+            dist.all_reduce(squares)
+        return squares.sqrt_()
+
+    def gradients(self) -> list[Tensor | None]:
+        """The gradients as they are now, for :meth:`of` and :meth:`shares`."""
+        return [parameter.grad for parameter in self.parameters]
+
+    @torch.no_grad()
+    def shares(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """This rank's share of the squared norms: summed over all ranks (if sharded) they are whole. No collective.
+
+        For whoever has more to sum over ranks, and wants one collective for all of it. What several ranks hold alike
+        counts only in part on each: a tensor in 2 pieces on 4 ranks is there twice, so half of each square.
+        """
         if self._is_plain and all(tensor is not None and tensor.layout is torch.strided for tensor in tensors):
             # Nearly always, and a thousandth of a second cheaper than looking at every tensor's kind.
             squares = _norms([tensor for tensor in tensors if tensor is not None]).square_()
-            return (
-                torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0][2], squares).sqrt_()
-            )
+            return torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0][2], squares)
         local = [_local(tensor, p) for tensor, p in zip(tensors, self.parameters, strict=True)]
         total = torch.zeros(len(self.groups), device=self.device)
-        for ranks, members, numbers in self._sections:
-            squares = self._squares([local[i] for i in members])
-            part = torch.zeros_like(total).index_add_(0, numbers, squares)
-            for group in ranks:
-                dist.all_reduce(part, group=group)
-            total += part
-        return torch.sqrt(total)
+        for pieces, members, numbers in self._sections:
+            part = self._squares([local[i] for i in members])
+            if self.is_sharded:
+                part *= pieces / dist.get_world_size()
+            total.index_add_(0, numbers, part)
+        return total
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
         squares = torch.zeros(len(tensors), device=self.device)
@@ -127,7 +139,7 @@ def mean_square(stream: Tensor) -> Tensor:
         >>> mean_square(torch.tensor([[3.0, -1.0]], dtype=torch.bfloat16)).sqrt().item()
         2.2360680103302
     """
-    return _to_local(stream.detach()).float().square().mean()
+    return to_local(stream.detach()).float().square().mean()
 
 
 def stream_of(output: Any) -> Tensor | None:
@@ -181,16 +193,22 @@ class StreamMeter:
             handle.remove()
         self._handles.clear()
 
-    def take(self, device: torch.device, mean_over_ranks: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """RMS by block since the last time: float32 [blocks] on ``device``. Starts afresh."""
+    def take(self, device: torch.device) -> Tensor:
+        """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.
+
+        Starts afresh.
+        """
+        squares, self._squares = self._squares, {}
+        if not self._blocks:
+            return torch.zeros(2, 0, device=device)
         zero = torch.zeros((), device=device)
-        squares = [torch.stack(self._squares.get(group, [zero])).to(device).mean() for group in self._blocks]
-        if not squares:
-            return torch.zeros(0, device=device)
-        ran = torch.tensor([float(group in self._squares) for group in self._blocks], device=device)
-        sums = torch.stack([torch.stack(squares), ran])
-        square, share = (mean_over_ranks(sums) if mean_over_ranks else sums).unbind()
-        self._squares = {}
+        means = [torch.stack(squares.get(group, [zero])).to(device).mean() for group in self._blocks]
+        ran = torch.tensor([float(group in squares) for group in self._blocks], device=device)
+        return torch.stack([torch.stack(means), ran])
+
+    def rms(self, sums: Tensor) -> Tensor:
+        """RMS by block [blocks], from what :meth:`take` gave on this rank, or its sum over ranks."""
+        square, share = sums.unbind()
         return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.NOT_SEEN))
 
     def _hook(self, group: str, block: nn.Module, arguments: Any, output: Any) -> None:
@@ -210,7 +228,24 @@ def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
     return group
 
 
-def _to_local(tensor: Tensor) -> Tensor:
+def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
+    """Sums of several tensors over all ranks, in one collective.
+
+    Args:
+        parts: of one device and dtype, any shapes; the same on every rank.
+        strategy: the trainer's, for ranks that ``torch.distributed`` does not know (XLA).
+    """
+    flat = torch.cat([part.flatten() for part in parts])
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(flat)  # not strategy.reduce, which waits at a barrier first: a second collective
+    else:
+        flat = strategy.reduce(flat, reduce_op="sum")
+    pieces = torch.split(flat, [part.numel() for part in parts])
+    return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's piece of a tensor; the tensor itself where it is whole."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
@@ -223,16 +258,14 @@ def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
         return tensor.coalesce().values()  # embeddings with sparse=True; a row may be listed twice before this
     if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
         tensor = tensor.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    return _to_local(tensor)
+    return to_local(tensor)
 
 
-def _shard_groups(parameter: Tensor) -> tuple[dist.ProcessGroup, ...]:
+def _pieces(parameter: Tensor) -> int:
+    """Into how many different pieces a parameter is cut; 1 if every rank has all of it."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
-        return ()
+        return 1
     # Not `is_shard()`: the strided shards of tensor parallel + FSDP say no to it.
-    return tuple(
-        mesh.get_group(dimension)
-        for dimension, placement in enumerate(parameter.placements)  # type: ignore[attr-defined]
-        if not placement.is_replicate() and mesh.size(dimension) > 1
-    )
+    sharded = (not placement.is_replicate() for placement in parameter.placements)  # type: ignore[attr-defined]
+    return math.prod(mesh.size(dimension) for dimension, cut in enumerate(sharded) if cut)

@@ -28,6 +28,7 @@ from lightning_norms.metrics import (
 )
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.generation import Sampling, generate
+from lightning_norms.model.sharding import check_is_real, shard
 from lightning_norms.plain import from_plain, to_plain
 
 IGNORED = -100
@@ -120,7 +121,7 @@ class DecoderModule(LightningModule):
     # -- built when the data is known ----------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Build the network, if the size of the vocabulary had to come from the data; check that both fit."""
+        """Build the network, if its vocabulary's size had to come from the data; check that both fit; shard (FSDP2)."""
         data = self._data()
         if not hasattr(self, "decoder"):
             self.config = replace(self.config, vocab_size=getattr(data, "vocab_size", None))
@@ -133,6 +134,9 @@ class DecoderModule(LightningModule):
                     f"the data's {key} is {theirs}, but the model's is {ours}: give model.decoder.{key} and "
                     f"data.{key} the same value."
                 )
+        check_is_real(self.decoder)
+        if self.device_mesh is not None:
+            shard(self.decoder, self.device_mesh)
 
     def _data(self) -> Any:
         """The data module, if there is one."""
@@ -220,10 +224,12 @@ class DecoderModule(LightningModule):
         for metrics in self._validation:
             if metrics.loss.update_called:
                 loss = metrics.loss.compute()
-                self.log_dict({VAL_LOSS.of(metrics.name): loss, VAL_PERPLEXITY.of(metrics.name): loss.exp()})
+                self.log_dict(
+                    {VAL_LOSS.of(metrics.name): loss, VAL_PERPLEXITY.of(metrics.name): loss.exp()}, sync_dist=True
+                )
             if metrics.bits_per_byte.update_called:
                 value = metrics.bits_per_byte.compute().float()
-                self.log(VAL_BITS_PER_BYTE.of(metrics.name), value, prog_bar=True)
+                self.log(VAL_BITS_PER_BYTE.of(metrics.name), value, prog_bar=True, sync_dist=True)
             metrics.loss.reset()
             metrics.bits_per_byte.reset()
 

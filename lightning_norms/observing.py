@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_norms.depth import DepthMap
 from lightning_norms.detection import Observation
-from lightning_norms.measure import GroupNorms, sharding_group, total_norm
+from lightning_norms.measure import GroupNorms, sharding_group, sum_over_ranks, total_norm
 
 
 class StepObserver:
@@ -59,29 +59,31 @@ class StepObserver:
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
         """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
         norms = self._norms_of(trainer, optimizer)
-        gradients = norms.gradients()
+        squares = norms.shares(norms.gradients())
+        losses = self._loss_sums(squares.device)
+        if norms.is_sharded:
+            losses, squares = sum_over_ranks([losses, squares], trainer.strategy)
+        elif trainer.world_size > 1:
+            (losses,) = sum_over_ranks([losses], trainer.strategy)
+        gradients = squares.sqrt()
         scale = pending_scale(trainer, optimizer)
         if scale is not None:
             gradients = gradients / scale.to(gradients)
         # One tensor, one copy: [sum of finite losses, their number, the number of others, total, norms by group]
-        losses = self._loss_sums(trainer, gradients.device)
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
         by_name = dict(zip(norms.groups, by_group, strict=True))
         stacks = (tuple(by_name[g] for i, _ in s.blocks if (g := s.group(i)) in by_name) for s in self._depth.stacks)
         bad += sum(1 for norm in by_group if norm != norm or norm in (float("inf"), float("-inf")))
         return Observation(sum_ / count if count else None, total, int(bad), tuple(stacks))
 
-    def _loss_sums(self, trainer: Any, device: torch.device) -> Tensor:
+    def _loss_sums(self, device: torch.device) -> Tensor:
         losses, self._losses = self._losses, []
-        sums = torch.zeros(3, device=device)
-        if losses:
-            values = torch.stack([loss.to(device) for loss in losses])
-            finite = values.isfinite()
-            # A NaN must not erase the others' sum, and every rank must come to the same numbers.
-            sums = torch.stack([values.where(finite, values.new_zeros(())).sum(), finite.sum(), (~finite).sum()])
-        if trainer.world_size > 1:
-            sums = trainer.strategy.reduce(sums, reduce_op="sum")
-        return sums
+        if not losses:
+            return torch.zeros(3, device=device)
+        values = torch.stack([loss.to(device) for loss in losses])
+        finite = values.isfinite()
+        # A NaN must not erase the others' sum, and every rank must come to the same numbers.
+        return torch.stack([values.where(finite, values.new_zeros(())).sum(), finite.sum(), (~finite).sum()])
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group; looked up again when something was frozen or unfrozen."""

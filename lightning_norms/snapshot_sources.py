@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_norms.strategies import reshard
+
 Key = tuple[str | int, ...]
 _AVERAGE = re.compile(r"(?i:average)|EMA|Ema(?![a-z])|(?<![a-z])ema(?![a-z])")
 
@@ -44,7 +46,7 @@ class Sources:
     def __init__(
         self, pl_module: nn.Module, optimizers: Sequence[Any], averages: Sequence[Any] = (), frozen: bool = False
     ) -> None:
-        _reshard(pl_module)
+        reshard(pl_module)
         self.parameters = _named_parameters(pl_module, optimizers)
         self.tensors: dict[Key, Tensor] = {}
         self.values: dict[Key, Any] = {}
@@ -221,10 +223,3 @@ def find_averages(callbacks: Iterable[Any]) -> tuple[Any, ...]:
         callbacks: ``trainer.callbacks``.
     """
     return tuple(each for each in callbacks if any(is_average(value, name) for name, value in _attributes(each)))
-
-
-def _reshard(pl_module: nn.Module) -> None:
-    """FSDP2 leaves its root unsharded after a validation: the module then shows passing copies of its parameters."""
-    for module in pl_module.modules():
-        if any(parent.__name__ == "FSDPModule" for parent in type(module).__mro__):
-            module.reshard()  # type: ignore[operator]

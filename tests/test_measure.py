@@ -22,7 +22,7 @@ def test_norms_equal_a_loop_over_parameters_and_add_up():
     decoder = with_gradients(seeded(Decoder))
     named = list(decoder.named_parameters())
     norms = GroupNorms([p for _, p in named], [name.split(".")[0] for name, _ in named])
-    measured = norms.gradients()
+    measured = norms.of(norms.gradients())
     assert norms.groups == ("embedding", "blocks", "exit", "head")
     for group, value in zip(norms.groups, measured.tolist(), strict=True):
         assert value == pytest.approx(naive([p.grad for name, p in named if name.startswith(group)]), rel=1e-6)
@@ -35,8 +35,8 @@ def test_norms_equal_a_loop_over_parameters_and_add_up():
 def test_missing_and_empty_gradients_count_nothing():
     a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(0))
     a.grad, b.grad = None, torch.ones(0)
-    assert GroupNorms([a, b], ["x", "y"]).gradients().tolist() == [0.0, 0.0]
-    assert GroupNorms([], []).gradients().shape == (0,)
+    assert GroupNorms([a, b], ["x", "y"]).of([a.grad, b.grad]).tolist() == [0.0, 0.0]
+    assert GroupNorms([], []).of([]).shape == (0,)
 
 
 def test_half_precision_neither_overflows_nor_loses_digits():
@@ -53,14 +53,14 @@ def test_sparse_gradient_of_a_row_used_twice():
     embedding = nn.Embedding(5, 2, sparse=True)
     embedding(torch.tensor([1, 1, 2])).sum().backward()
     assert embedding.weight.grad.layout == torch.sparse_coo
-    measured = GroupNorms([embedding.weight], ["embedding"]).gradients().item()
+    measured = GroupNorms([embedding.weight], ["embedding"]).of([embedding.weight.grad]).item()
     assert measured == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
 
 
 def test_non_finite_gradients_show():
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     parameters[0].grad, parameters[1].grad = torch.tensor([math.nan, 1.0]), torch.tensor([math.inf, 1.0])
-    first, second = GroupNorms(parameters, ["a", "b"]).gradients().tolist()
+    first, second = GroupNorms(parameters, ["a", "b"]).of([each.grad for each in parameters]).tolist()
     assert math.isnan(first)
     assert second == math.inf
 
@@ -99,7 +99,7 @@ def test_stream_meter_counts_one_training_pass_a_batch():
     meter.attach()
     with torch.no_grad():
         decoder(tokens)
-    assert meter.take(torch.device("cpu")).tolist() == [-1.0, -1.0, -1.0]
+    assert meter.rms(meter.take(torch.device("cpu"))).tolist() == [-1.0, -1.0, -1.0]
     decoder(tokens)
     decoder(tokens * 0)  # a second pass in the same batch
     meter.detach()
@@ -108,7 +108,7 @@ def test_stream_meter_counts_one_training_pass_a_batch():
     for block in decoder.blocks:
         x = block(x)
         expected.append(math.sqrt(x.square().mean().item()))
-    assert meter.take(torch.device("cpu")).tolist() == pytest.approx(expected, rel=1e-6)
+    assert meter.rms(meter.take(torch.device("cpu"))).tolist() == pytest.approx(expected, rel=1e-6)
     assert not any(block._forward_hooks for block in decoder.blocks)
 
 
@@ -125,6 +125,6 @@ def test_activation_checkpointing_counts_once(reentrant):
             x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant) if checkpointed else block(x)
         x.sum().backward()
         assert [len(squares) for squares in meter._squares.values()] == [1, 1, 1]
-        return sorted(meter.take(torch.device("cpu")).tolist())
+        return sorted(meter.rms(meter.take(torch.device("cpu"))).tolist())
 
     assert run(checkpointed=True) == run(checkpointed=False)

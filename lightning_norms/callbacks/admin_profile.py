@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from lightning_norms.strategies import is_deepspeed, is_flattened, parts_with, reshard
+
 
 class AdminProfile(Callback):
     """Runs the first training batch once without training, and lets Admin's residuals set their omegas from it.
@@ -22,6 +24,10 @@ class AdminProfile(Callback):
     It talks to every submodule that has ``begin_profile()`` and ``end_profile(omega)``, in the order in which they
     stand. Once in the life of the weights: never on a resume, a second fit, or without such a submodule. Ranks profile
     on rank 0's batch, so all agree.
+
+    Raises:
+        ValueError: before the first step, if there is something to profile and the strategy holds its weights
+            elsewhere (DeepSpeed, FSDP1).
 
     Example:
         >>> trainer = Trainer(callbacks=[AdminProfile()], logger=False, enable_checkpointing=False)
@@ -36,13 +42,18 @@ class AdminProfile(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Before the very first step only."""
-        parts: list[Any] = [module for module in pl_module.modules() if hasattr(module, "begin_profile")]
-        if self._omegas or trainer.global_step > 0 or not parts:
+        if self._omegas or trainer.global_step > 0:
             return
+        parts: list[Any] = parts_with(pl_module, "begin_profile")
+        if not parts:
+            return
+        _refuse(trainer.strategy)
+        reshard(pl_module)
         for part in parts:
             part.begin_profile()
         with torch.random.fork_rng(), torch.no_grad(), _not_logging(pl_module):
             pl_module.training_step(batch, batch_idx)
+        reshard(pl_module)
         omegas = [1.0]
         for part in parts:
             omegas.append(trainer.strategy.broadcast(part.end_profile(omegas[-1])))
@@ -58,6 +69,15 @@ class AdminProfile(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A resumed run is not profiled again."""
         self._omegas = list(state_dict["omegas"])
+
+
+def _refuse(strategy: Any) -> None:
+    name = "DeepSpeed" if is_deepspeed(strategy) else "FSDP1" if is_flattened(strategy.model) else ""
+    if name:
+        raise ValueError(
+            f"AdminProfile: {name} keeps the weights elsewhere, so omegas cannot be set here: train with ddp or FSDP2 "
+            "(ModelParallelStrategy), or leave AdminProfile out for omega = 1."
+        )
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
+
+from lightning_norms.strategies import is_deepspeed, parts_with
 
 
 class AfterStep(Callback):
@@ -20,6 +21,9 @@ class AfterStep(Callback):
     For placements such as ``ProRes``, whose branches open while training. A step is one that the optimizer took: a
     window of accumulated batches counts once, one that the GradScaler skipped does not count. With several optimizers
     the first one's steps count. The callback has no state of its own: what a module counts stands among its buffers.
+
+    Raises:
+        ValueError: when training starts, under DeepSpeed, if there is such a submodule.
 
     Example:
         >>> trainer = Trainer(callbacks=[AfterStep()], logger=False, enable_checkpointing=False)
@@ -35,7 +39,12 @@ class AfterStep(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hook on to the optimizer."""
         self._remove()
-        parts: list[Any] = [module for module in pl_module.modules() if _waits(module)]
+        parts: list[Any] = parts_with(pl_module, "after_step")
+        if parts and is_deepspeed(trainer.strategy):
+            raise ValueError(
+                "AfterStep: DeepSpeed steps an optimizer of its own, so a placement that changes with every step would "
+                "stand still."
+            )
         if parts and trainer.optimizers:
             self._handle = trainer.optimizers[0].register_step_post_hook(lambda *_: _tell(parts))
 
@@ -56,10 +65,6 @@ class AfterStep(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handle": None}
-
-
-def _waits(module: nn.Module) -> bool:
-    return callable(getattr(module, "after_step", None))
 
 
 def _tell(parts: list[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,18 @@ from lightning_norms.arguments import check_switches
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import DepthHistory
 from lightning_norms.descriptions import describe
-from lightning_norms.measure import GroupNorms, StreamMeter, sharding_group, total_norm, update_ratio
-from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO
+from lightning_norms.measure import (
+    GroupNorms,
+    StreamMeter,
+    sharding_group,
+    sum_over_ranks,
+    to_local,
+    total_norm,
+    update_ratio,
+)
+from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
 from lightning_norms.observing import pending_scale
+from lightning_norms.strategies import is_deepspeed
 
 PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
@@ -31,23 +39,30 @@ TITLE = "Gradient norm by depth (L2, before clipping)"
 
 @dataclass
 class _Step:
-    """Device-side measurements of one optimizer step, before they are copied to the host."""
+    """Device-side measurements of one optimizer step, before they are summed over ranks and copied to the host."""
 
     norms: GroupNorms
     prefix: str
     count: int
-    gradients: Tensor
+    scale: Tensor | None
     before: list[Tensor] | None
-    ratios: Tensor | None = None
+    shares: list[Tensor]
+    """Of the squared norms by group: gradients; after the step of a copied network also its weights and changes."""
 
     def finish(self) -> None:
-        """After the step: size of the change against the weights before it, by group and in total."""
+        """After the step: what it changed, and what it changed it from."""
         if self.before is None:
             return
-        weights = self.norms.of(self.before)
-        torch._foreach_sub_(self.before, [parameter.detach() for parameter in self.norms.parameters])
-        changes = self.norms.of(self.before)
-        self.ratios, self.before = update_ratio(_with_total(changes), _with_total(weights)), None
+        weights = self.norms.shares(self.before)
+        torch._foreach_sub_(self.before, [to_local(parameter.detach()) for parameter in self.norms.parameters])
+        self.shares += [weights, self.norms.shares(self.before)]
+        self.before = None
+
+    def results(self, squares: list[Tensor]) -> list[tuple[Key, Tensor]]:
+        """Norms and ratios by group and in total, from the squares of all ranks."""
+        gradients, *both = [_with_total(square.sqrt()) for square in squares]
+        found = [(GRAD_NORM, gradients if self.scale is None else gradients / self.scale.to(gradients))]
+        return [*found, (UPDATE_RATIO, update_ratio(both[1], both[0]))] if both else found
 
 
 class DepthMonitor(Callback):
@@ -65,9 +80,10 @@ class DepthMonitor(Callback):
     several optimizers a group carries the optimizer: ``grad_norm/optimizer_1.block_00``. Several stacks are kept apart:
     ``grad_norm/encoder.block_00``. A group without trainable parameters is absent.
 
-    A logging step costs a few kernels, one collective if parameters are sharded, and one copy to the host; other steps
-    cost a counter. Put it before callbacks that drop gradients. Under ``torch.compile`` of the whole network hooks on
-    blocks do not fire, so ``stream_rms`` is absent.
+    A logging step costs a few kernels, one copy to the host and, on several ranks, one collective for all of it (none
+    under ddp with ``stream: false``); other steps cost a counter. Put it before callbacks that drop gradients. Under
+    ``torch.compile`` of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn``
+    the history stays in the processes that trained: read it from a logger, the picture or a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two records; the first step is step 0 and is always recorded.
@@ -121,7 +137,7 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)
-        self._blind = "DeepSpeed" in type(trainer.strategy).__name__
+        self._blind = is_deepspeed(trainer.strategy)
         if self._blind:
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
 
@@ -151,15 +167,14 @@ class DepthMonitor(Callback):
             return
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
         norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
-        gradients = norms.gradients()
         scale = pending_scale(trainer, optimizer)
-        if scale is not None:
-            gradients = gradients / scale.to(gradients)
         before = None
         if self.updates and norms.parameters:
-            before = [parameter.detach().clone() for parameter in norms.parameters]
+            before = [to_local(parameter.detach()).clone() for parameter in norms.parameters]
             self._handles.append(optimizer.register_step_post_hook(self._measure_update))
-        self._pending.append(_Step(norms, prefix, count, _with_total(gradients), before))
+        shares = [norms.shares(norms.gradients())]
+        # The scale is cloned because the scaler changes it in place, before this is read.
+        self._pending.append(_Step(norms, prefix, count, None if scale is None else scale.clone(), before, shares))
 
     def _measure_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._pending:
@@ -183,16 +198,15 @@ class DepthMonitor(Callback):
 
     def _flush(self, trainer: Trainer) -> None:
         keys, parts = [], []
-        for step in self._pending:
+        squares, streams = self._over_ranks(trainer)
+        for step, whole in zip(self._pending, squares, strict=True):
             groups = [step.prefix + group for group in (*step.norms.groups, "total")]
-            for key, part in ((GRAD_NORM, step.gradients), (UPDATE_RATIO, step.ratios)):
-                if part is not None:
-                    keys += [key.of(group) for group in groups]
-                    parts.append(part)
-        if self._meter is not None:
+            for key, part in step.results(whole):
+                keys += [key.of(group) for group in groups]
+                parts.append(part)
+        if self._meter is not None and streams is not None:
             keys += [STREAM_RMS.of(group) for group in self._meter.groups]
-            over_ranks = partial(trainer.strategy.reduce, reduce_op="mean") if trainer.world_size > 1 else None
-            parts.append(self._meter.take(parts[0].device, over_ranks))
+            parts.append(self._meter.rms(streams))
         numbers = torch.cat([part.to(parts[0].device) for part in parts]).tolist()  # the only copy to the host
         values = {key: value for key, value in zip(keys, numbers, strict=True) if value != StreamMeter.NOT_SEEN}
         logged_step = max(_logged_step(trainer), *self.history.logged_steps[-1:], 0)
@@ -200,6 +214,20 @@ class DepthMonitor(Callback):
         self._pending, self._unreported = [], True
         for logger in trainer.loggers:
             logger.log_metrics(values, step=logged_step)
+
+    def _over_ranks(self, trainer: Trainer) -> tuple[list[list[Tensor]], Tensor | None]:
+        """Squares of every pending step, and the stream: of all ranks, with one collective for all of it."""
+        squares = [step.shares for step in self._pending]
+        device = squares[0][0].device
+        streams = None if self._meter is None else self._meter.take(device)
+        sharded = [n for n, step in enumerate(self._pending) if step.norms.is_sharded]
+        parts = [share.to(device) for n in sharded for share in squares[n]]
+        if streams is not None and streams.numel() and trainer.world_size > 1:
+            parts.append(streams)
+        whole = iter(sum_over_ranks(parts, trainer.strategy) if parts else ())
+        for n in sharded:
+            squares[n] = [next(whole) for _ in squares[n]]
+        return squares, next(whole, streams)
 
     def _map(self, pl_module: LightningModule) -> DepthMap:
         if self._depth is None:
@@ -220,6 +248,11 @@ class DepthMonitor(Callback):
             named.sort(key=lambda pair: depth.groups.index(depth.group_of(pair[0])))
             for key in (GRAD_NORM, UPDATE_RATIO):
                 self.history.declare([key.of(prefix + group) for group in (*depth.groups, "total")])
+            if any(name.endswith("_flat_param") for name, _ in named):
+                rank_zero_warn(
+                    "DepthMonitor: FSDP with use_orig_params=False makes one tensor of all that it wraps: blocks that "
+                    "are wrapped one by one are measured as ever, the rest together as `other`."
+                )
             ranks = sharding_group(trainer.strategy.model)
             norms = GroupNorms([p for _, p in named], [depth.group_of(name) for name, _ in named], ranks)
             self._norms[number] = (known, norms)

@@ -26,6 +26,7 @@ from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.skipping import NoClipping, Overflow, skip_step
 from lightning_norms.snapshots import Snapshot, find_averages
+from lightning_norms.strategies import is_deepspeed
 from lightning_norms.watch import Watch
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
@@ -62,7 +63,7 @@ class LRFallback(Callback):
 
     After a rollback or restart the baselines start anew, so for 16 steps only the rule for early steps can fire: that
     is the cool-down. Under a GradScaler the first 20 non-finite steps in a row are left to the scaler, which skips them
-    by itself.
+    by itself. Under ``ddp_spawn`` :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
 
     Args:
         cut: the learning rate is multiplied by it at each rollback and restart.
@@ -504,7 +505,7 @@ def _refuse(trainer: Any) -> None:
         )
     if "LBFGS" in names:
         raise ValueError("LRFallback cannot judge LBFGS, which evaluates several losses inside one step.")
-    if "DeepSpeed" in type(trainer.strategy).__name__:
+    if is_deepspeed(trainer.strategy):
         raise ValueError("LRFallback cannot act under DeepSpeed, which keeps gradients and steps to itself.")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from lightning_norms.strategies import is_deepspeed, is_flattened, reshard
 from lightning_norms.writers import output_dimension, residual_writers
 
 
@@ -29,7 +30,8 @@ class UnitMatrices(Callback):
         pattern: regular expression for the writers' parameter names, where they are not found without it.
 
     Raises:
-        ValueError: if ``pattern`` is no regular expression; when training starts, if no writer is found.
+        ValueError: if ``pattern`` is no regular expression; when training starts, if no writer is found, or under
+            DeepSpeed or FSDP1.
 
     Example:
         >>> callback = UnitMatrices(pattern=r"(o_proj|down_proj)\.weight")
@@ -51,6 +53,15 @@ class UnitMatrices(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put everything on the sphere, and hook on to the optimizers."""
         self._remove()
+        name = (
+            "DeepSpeed" if is_deepspeed(trainer.strategy) else "FSDP1" if is_flattened(trainer.strategy.model) else ""
+        )
+        if name:
+            raise ValueError(
+                f"UnitMatrices: {name} keeps the weights in flat pieces, where a matrix has no rows: train with ddp or "
+                "FSDP2 (ModelParallelStrategy)."
+            )
+        reshard(pl_module)
         directions = matrices_and_directions(pl_module, self.pattern)
         normalise(directions)
         for optimizer in trainer.optimizers:

@@ -19,6 +19,7 @@ from lightning_norms.learning_rate import (
     lift_curtain,
 )
 from lightning_norms.schedules import Run, Schedule, Untuned
+from lightning_norms.strategies import is_deepspeed
 
 NAME = "warmup"
 
@@ -43,7 +44,7 @@ class Warmup(Callback):
     Raises:
         TypeError: when built, if ``schedule`` is no schedule.
         ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
-            for instance ``Untuned`` the beta2 of SGD.
+            for instance ``Untuned`` the beta2 of SGD; under DeepSpeed.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -73,6 +74,11 @@ class Warmup(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register with every optimizer: here, as sharded strategies restore their state after ``on_fit_start``."""
+        if is_deepspeed(trainer.strategy):
+            raise ValueError(
+                "Warmup: DeepSpeed steps an optimizer of its own, which this callback does not reach: use the WarmupLR "
+                "of DeepSpeed's configuration, or a scheduler in configure_optimizers."
+            )
         self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
         all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
         if any(NAME in factors.names() for factors in all_factors):  # a subclass, which Lightning takes for another one
