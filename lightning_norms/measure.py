@@ -99,10 +99,10 @@ class GroupNorms:
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """L2 norm of each of some tensors of one device and dtype, at least in float32: [tensors]."""
+    """L2 norm of each of some tensors of one device and dtype, computed at least in float32: float32 [tensors]."""
     # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
     wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
-    return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide)))
+    return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide))).float()
 
 
 def total_norm(norms: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
+from lightning_norms.strategies import is_deepspeed
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
 TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
@@ -41,7 +42,8 @@ class ResidualRescale(Callback):
             :func:`lightning_norms.describe` shows what is found.
         value_pattern: the same for the rest of the value path (value or fused qkv, MLP up): DeepNorm only.
         when: ``"auto"`` refuses trained weights and skips an init that already has the factor; ``"always"`` trusts you.
-            Neither applies it on a resume or on a second fit.
+            Neither applies it on a resume or on a second fit; but ``ddp_spawn`` trains a copy, so that the module of the
+            main process does not know of it: there keep to ``"auto"``.
 
     Raises:
         TypeError: ``rule`` is no rule.
@@ -98,7 +100,7 @@ class ResidualRescale(Callback):
         if resumed or getattr(pl_module, MARK, False) or getattr(pl_module, SETTLED, False):
             setattr(pl_module, SETTLED, True)
             return
-        if "DeepSpeed" in type(trainer.strategy).__name__:
+        if is_deepspeed(trainer.strategy):
             raise ValueError("ResidualRescale: DeepSpeed has copied the weights by now: rescale in configure_model")
         matrices = self._matrices(pl_module)
         if any(matrix.parameter.is_meta for matrix in matrices):

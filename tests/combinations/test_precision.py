@@ -19,11 +19,9 @@ PRECISIONS = {
     "16-mixed": (scaled, torch.float32),
     "64-true": (lambda: {"precision": "64-true"}, torch.float64),
 }
-IN_DOUBLE = pytest.mark.xfail(raises=RuntimeError, strict=False, reason="GroupNorms adds float64 to float32")
-ALL = [pytest.param(each, marks=[IN_DOUBLE] if each == "64-true" else []) for each in PRECISIONS]
 
 
-@pytest.mark.parametrize("precision", ALL)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_four_in_every_precision(precision, tmp_path):
     """A loss that jumps at step 20: back to the snapshot of step 18 bit for bit, and half the learning rate after."""
     options, dtype = PRECISIONS[precision]
