@@ -36,7 +36,7 @@ def test_all_four_in_every_precision(precision, tmp_path):
     assert all(p.dtype == dtype for p in module.parameters())
 
 
-@pytest.mark.parametrize("precision", ALL)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_monitor_leaves_no_trace_in_any_precision(precision, tmp_path):
     """Weights after 24 steps, the rollback included, are equal bit for bit with and without it."""
     modules = []
