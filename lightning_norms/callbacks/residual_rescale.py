@@ -42,8 +42,8 @@ class ResidualRescale(Callback):
             :func:`lightning_norms.describe` shows what is found.
         value_pattern: the same for the rest of the value path (value or fused qkv, MLP up): DeepNorm only.
         when: ``"auto"`` refuses trained weights and skips an init that already has the factor; ``"always"`` trusts you.
-            Neither applies it on a resume or on a second fit; but ``ddp_spawn`` trains a copy, and the module of the main
-            process does not know of it: there keep to ``"auto"``.
+            Neither applies it on a resume or on a second fit; but ``ddp_spawn`` trains a copy, and the module of the
+            main process does not know of it: there keep to ``"auto"``.
 
     Raises:
         TypeError: ``rule`` is no rule.
