@@ -20,7 +20,8 @@ FLOORS = {
     "arguments": 0, "from_environment": 10,
     "model.designs": 4,
     "model.initialization": 2, "model.decoder": 5, "model.generation": 6, "model.sharding": 6,
-    "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 7, "snapshots": 8, "module": 8,
+    "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 6, "snapshots": 7,
+    "snapshot_keeper": 8, "module": 8,
     "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "__main__": 11,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""

@@ -20,12 +20,12 @@ from lightning_norms.events import Event, EventLog
 from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.ladder import Ladder, Limits
 from lightning_norms.learning_rate import Factors, factors_of
-from lightning_norms.measure import sharding_group
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.skipping import NoClipping, Overflow, skip_step
-from lightning_norms.snapshots import Snapshot, find_averages
+from lightning_norms.snapshot_keeper import SnapshotKeeper
+from lightning_norms.snapshots import Snapshot
 from lightning_norms.strategies import is_deepspeed
 from lightning_norms.watch import Watch
 from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
@@ -136,14 +136,12 @@ class LRFallback(Callback):
         self._flagged = 0
         self._logged = 0
         self._events = EventLog(None)
-        self._healthy: Snapshot | None = None
-        self._start: Snapshot | None = None
+        self._kept = SnapshotKeeper(self.snapshot_every_n_steps, self.restart_within)
         self._factors: list[Factors] = []
         self._observer: StepObserver | None = None
         self._buffers: BufferKeeper | None = None
         self._undo_overflow: Overflow | None = None
         self._no_clipping: NoClipping | None = None
-        self._is_sharded = False
 
     # --- start and end --------------------------------------------------------------------------------------------
 
@@ -171,9 +169,7 @@ class LRFallback(Callback):
         if not self._observer.has_depths:
             rank_zero_info(f"LRFallback: a silent stall cannot be seen here. {describe(pl_module)}")
         self._buffers = None if self.dry_run else BufferKeeper(pl_module)
-        # The start goes into the checkpoint, which rank 0 writes: of no use to the others' shards.
-        by_tensor = any(hasattr(parameter, "placements") for parameter in pl_module.parameters())
-        self._is_sharded = by_tensor or sharding_group(trainer.strategy.model) is not None
+        self._kept.watch(trainer, pl_module)
         for factors in self._factors:
             factors.set(NAME, self._factor)
         if self.dry_run:
@@ -181,10 +177,10 @@ class LRFallback(Callback):
         if self.rescale_on_restart:
             self._matrices(pl_module)  # the error of a model in which nothing is found belongs here
         if self.steps == 0:
-            self._start = self._healthy = self._take(trainer, pl_module)
-            rank_zero_info(f"LRFallback: keeps the start, {_megabytes(self._start)}, and later one healthy snapshot.")
-        elif self._healthy is None and not self.watch.stall.is_suspicious():
-            self._healthy = self._take(trainer, pl_module)
+            size = self._kept.keep_start(trainer, pl_module).bytes / 1e6
+            rank_zero_info(f"LRFallback: keeps the start, {size:.1f} MB, and later one healthy snapshot.")
+        elif self._kept.healthy is None and not self.watch.stall.is_suspicious():
+            self._kept.keep_healthy(trainer, pl_module, self.steps)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -200,7 +196,8 @@ class LRFallback(Callback):
         self._restored = self.state_dict()  # for a checkpoint that is saved after fit
         for factors in self._factors:
             factors.remove(NAME)
-        self._factors, self._observer, self._buffers, self._healthy = [], None, None, None
+        self._factors, self._observer, self._buffers = [], None, None
+        self._kept.forget()
         self._clip_again()
 
     # --- every step -----------------------------------------------------------------------------------------------
@@ -268,7 +265,7 @@ class LRFallback(Callback):
             self.ladder.factor += (1.0 - self.ladder.factor) / left
 
     def _act(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, finding: Finding) -> None:
-        action = self.ladder.climb(finding.cause, self._healthy is not None, self._start is not None)
+        action = self._climb(finding.cause)
         if finding.cause == "spike" and action != "skip":
             finding = replace(finding, cause="divergence")  # a spike that stays
         self._report(trainer, finding, action)
@@ -279,13 +276,16 @@ class LRFallback(Callback):
         if overflow and (action != "skip" or finding.cause != "non_finite"):
             self._undo_overflow = overflow  # the scaler must not back off for an infinity that we put there
 
+    def _climb(self, cause: str) -> str:
+        return self.ladder.climb(cause, self._kept.healthy is not None, self._kept.start is not None)
+
     def _go_back(self, trainer: Trainer, pl_module: LightningModule, finding: Finding, action: str) -> None:
         if action == "stop":
             raise FallbackExhaustedError(self._last_words(finding))
         if action == "rollback":
-            self._put_back(trainer, pl_module, self._healthy)
+            self._put_back(trainer, pl_module, self._kept.healthy)
         elif action == "restart":
-            self._put_back(trainer, pl_module, self._start)
+            self._put_back(trainer, pl_module, self._kept.start)
             self._begin_again(trainer, pl_module)
         elif self._buffers is not None:
             self._buffers.put_back()
@@ -304,10 +304,7 @@ class LRFallback(Callback):
             self._no_clipping = None
 
     def _put_back(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot | None) -> None:
-        assert snapshot is not None
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
-        unknown = snapshot.restore(pl_module, trainer.optimizers, scaler=scaler, averages=averages)
+        unknown = self._kept.put_back(trainer, pl_module, snapshot)
         if unknown:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(unknown)}")
         self.watch.start_afresh()
@@ -319,7 +316,7 @@ class LRFallback(Callback):
             factors.clock = 0  # a Warmup callback's schedule starts again
         if self.rescale_on_restart and not getattr(pl_module, MARK, False):
             self._rescale(trainer, pl_module)
-        self._healthy = self._start
+        self._kept.healthy = self._kept.start
 
     def _rescale(self, trainer: Trainer, pl_module: LightningModule) -> None:
         matrices = self._matrices(pl_module)
@@ -331,7 +328,7 @@ class LRFallback(Callback):
             scale_(matrix, self.rule.gain(matrix.layer, matrix.layers))
         setattr(pl_module, MARK, True)
         self._rescaled = True
-        self._start = self._take(trainer, pl_module, step=0)
+        self._kept.start = self._kept.take(trainer, pl_module, step=0)
         rank_zero_info(f"LRFallback: {self.rule} on {len(matrices)} residual writers.")
 
     def _matrices(self, pl_module: LightningModule) -> list[Matrix]:
@@ -357,26 +354,15 @@ class LRFallback(Callback):
             self._undo_overflow.undo(trainer.precision_plugin.scaler)  # type: ignore[attr-defined]
             self._undo_overflow = None
         self._clip_again()
-        if self.steps > self.restart_within:
-            self._start = None
-        if not self.dry_run and self._is_healthy() and self._due():
-            self._healthy = self._take(trainer, pl_module)
+        self._kept.step_taken(self.steps)
+        if not self.dry_run and self._is_healthy() and self._kept.is_due(self.steps):
+            self._kept.keep_healthy(trainer, pl_module, self.steps)
         stepped, self._logged = self.steps > self._logged, self.steps
         if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             self._log(trainer)
 
-    def _due(self) -> bool:
-        return self._healthy is None or self.steps - self._healthy.step >= self.snapshot_every_n_steps
-
     def _is_healthy(self) -> bool:
         return self._incident is None and not self.watch.stall.is_suspicious()
-
-    def _take(self, trainer: Trainer, pl_module: LightningModule, step: int | None = None) -> Snapshot:
-        step = self.steps if step is None else step
-        reuse = None if self._healthy is self._start else self._healthy
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        averages = find_averages(trainer.callbacks)  # type: ignore[attr-defined]
-        return Snapshot.take(pl_module, trainer.optimizers, step=step, scaler=scaler, averages=averages, reuse=reuse)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
@@ -388,7 +374,7 @@ class LRFallback(Callback):
         self._incident = incident
         said = {
             "skip": "the step is skipped",
-            "rollback": f"back to step {self._healthy.step if self._healthy else 0}, "
+            "rollback": f"back to step {self._kept.healthy.step if self._kept.healthy else 0}, "
             f"learning rate x {self.ladder.factor:.4g}",
             "restart": f"starting again from step 0, learning rate x {self.ladder.factor:.4g}, with a fresh warmup",
             "stop": "nothing is left to try",
@@ -433,12 +419,12 @@ class LRFallback(Callback):
         bad = not all(_finite(parameter) for parameter in pl_module.parameters() if parameter.requires_grad)
         if trainer.strategy.reduce_boolean_decision(bad, all=False):
             finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
-            action = self.ladder.climb("divergence", self._healthy is not None, self._start is not None)
+            action = self._climb("divergence")
             self._report(trainer, finding, action)
             self._go_back(trainer, pl_module, finding, action)
             _write_again(trainer, checkpoint)
         elif self._is_healthy():
-            self._healthy = self._take(trainer, pl_module)
+            self._kept.keep_healthy(trainer, pl_module, self.steps)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -454,23 +440,15 @@ class LRFallback(Callback):
             "left_to_scaler": self._left_to_scaler,
             "incident": self._incident,
             "healthy": self._is_healthy(),
-            "last_healthy": self._last_healthy(),
             "ladder": self.ladder.state_dict(),
             "watch": self.watch.state_dict(),
             "events": self._events.state_dict(),
-            "start": None if self._start is None or self._is_sharded else self._start.state_dict(),
+            **self._kept.state_dict(self._is_healthy()),
         }
 
-    def _last_healthy(self) -> dict[str, Any] | str | None:
-        """What a resumed run cannot take from the checkpoint itself: that of an unhealthy run holds a healthy one."""
-        if self._healthy is None or self._is_sharded or self._is_healthy():
-            return None
-        return "start" if self._healthy is self._start else self._healthy.state_dict()
-
     def __getstate__(self) -> dict[str, Any]:
-        live: dict[str, Any] = {"_factors": [], "_observer": None, "_buffers": None, "_healthy": None, "_start": None}
-        live |= {"_undo_overflow": None, "_no_clipping": None}
-        return {**self.__dict__, **live, "_restored": self.state_dict()}
+        live = dict.fromkeys(("_observer", "_buffers", "_undo_overflow", "_no_clipping"))
+        return {**self.__dict__, **live, "_factors": [], "_restored": self.state_dict()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -490,9 +468,7 @@ class LRFallback(Callback):
         for factors in self._factors:
             if "warmup" not in factors.names():
                 factors.clock = state["clock"]
-        self._start = None if state["start"] is None else Snapshot.from_state(state["start"])
-        last = state["last_healthy"]
-        self._healthy = self._start if last == "start" else Snapshot.from_state(last) if last else None
+        self._kept.load_state_dict(state)
 
 
 def _refuse(trainer: Any) -> None:
@@ -523,10 +499,6 @@ def _write_again(trainer: Any, checkpoint: dict[str, Any]) -> None:
 
 def _finite(parameter: Tensor) -> bool:
     return bool(torch.isfinite(parameter.detach()).all())
-
-
-def _megabytes(snapshot: Snapshot) -> str:
-    return f"{snapshot.bytes / 1e6:.1f} MB"
 
 
 def _whole(name: str, value: object, lowest: int) -> int:
