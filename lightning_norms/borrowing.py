@@ -1,4 +1,4 @@
-"""A Trainer for short runs of copies: its precision, strategy and callbacks are real, and it is given back as it was."""
+"""A Trainer for short runs of copies: precision, strategy and callbacks are real, and it is given back as it was."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a loss is computed from: logits and labels, seen on their way into torch's loss functions.
 
-A dead run falls to the loss of the best constant prediction and stays there. That loss is a property of the labels, so it
-can be known for any LightningModule whose ``training_step`` calls a loss of torch, however it is written.
+A dead run falls to the loss of the best constant prediction and stays there. That loss is a property of the labels,
+so it can be known for any LightningModule whose ``training_step`` calls a loss of torch, however it is written.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ class LossWatcher(TorchFunctionMode):
         elif func is F.mse_loss:
             self._take_values(SQUARED.bind(*args, **(kwargs or {})))
         return result
+
+    def start(self) -> None:
+        """Watch from here on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @property
     def classes(self) -> int | None:

@@ -69,6 +69,7 @@ class Recorder(Callback):
         constant_loss: that of the best constant prediction, if it is known; else it is estimated from the labels.
         learning_rate: factor on the learning rate of every optimizer.
         watch_labels: count the labels of every step.
+        run_to_the_end: stop early for nothing but NaN and infinity.
         progress: called after every step.
     """
 
@@ -78,10 +79,12 @@ class Recorder(Callback):
         constant_loss: float | None = None,
         learning_rate: float = 1.0,
         watch_labels: bool = False,
+        run_to_the_end: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.steps, self.learning_rate, self.progress = steps, learning_rate, progress
-        self._constant_loss = constant_loss
+        self._constant_loss, self.run_to_the_end = constant_loss, run_to_the_end
+        self.known_constant_loss: float | None = constant_loss
         self.watcher = LossWatcher() if watch_labels else None
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
@@ -112,7 +115,7 @@ class Recorder(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Watch what goes into the loss."""
         if self.watcher is not None:
-            self.watcher.__enter__()
+            self.watcher.start()
             self._watching = True
 
     @override
@@ -151,6 +154,11 @@ class Recorder(Callback):
                 self.progress(len(self.losses), self.losses[-1])
         if self.stopped_early or len(self.losses) >= self.steps:
             trainer.should_stop = True
+
+    @override
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """What the labels of the whole trial tell."""
+        self.known_constant_loss = self.constant_loss(trainer)
 
     @override
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -193,7 +201,7 @@ class Recorder(Callback):
         """Whether more steps can change nothing; the same on every rank, as it rests on reduced numbers."""
         if any(event.cause == "non_finite" for event in self.events):
             return True
-        if not is_dead(self.losses, self.stalled_steps, None):
+        if self.run_to_the_end or not is_dead(self.losses, self.stalled_steps, None):
             return False
         return is_dead(self.losses, self.stalled_steps, self.constant_loss(trainer))
 
@@ -206,7 +214,7 @@ class Recorder(Callback):
     def _close(self) -> None:
         if self._watching and self.watcher is not None:
             self._watching = False
-            self.watcher.__exit__(None, None, None)
+            self.watcher.stop()
 
     def _leave(self, trainer: Any) -> None:
         self._close()

@@ -91,8 +91,8 @@ def _without_a_fall(trial: Trial, first: float, end: float, constant_loss: float
     if fall <= max(0.02 * abs(first), 2 * _noise(trial.losses)):
         return Verdict.UNDECIDED, f"the loss hardly moved in {len(trial.losses)} steps: {first:.4g} to {end:.4g}"
     if trial.stalled_steps and not has_learnt(trial.losses, constant_loss):
-        steps = trial.stalled_steps
-        return Verdict.UNDECIDED, f"depths without a gradient for the last {steps} steps only, at loss {end:.4g}"
+        last = trial.stalled_steps
+        return Verdict.UNDECIDED, f"depths without a gradient for the last {last} steps only, at loss {end:.4g}"
     if constant_loss is not None and end > constant_loss + 0.3 * max(0.0, first - constant_loss):
         return (
             Verdict.UNDECIDED,
