@@ -12,6 +12,7 @@ from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import BytePairs, Bytes
+from lightning_norms.diagnosing import diagnose
 from lightning_norms.metrics import BitsPerByte
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
@@ -172,5 +173,6 @@ __all__ = [
     "Warmup",
     "WarmupStableDecay",
     "Xavier",
+    "diagnose",
     "then",
 ]

@@ -12,7 +12,7 @@ FLOORS = {
     "metrics": 0, "schedules": 0, "rescale_rules": 0, "depth": 0, "depth_history": 0, "plain": 0,
     "measure": 1, "writers": 1, "initial_weights": 2, "detection": 0, "ladder": 0, "watch": 1, "skipping": 0,
     "events": 0,
-    "recipes": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
+    "recipes": 0, "patching": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
     "model.attention": 2, "model.feed_forward": 2, "model.placements": 2, "model.scales": 2, "model.gates": 2,
     "model.streams": 2, "model.hyper_connections": 2, "model.attention_residuals": 2, "model.hypersphere": 2,
     "model.combinations": 3,
