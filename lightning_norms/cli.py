@@ -141,7 +141,7 @@ class NormsCLI(LightningCLI):
     def before_diagnose(self) -> None:
         """Let trials of other seeds start from weights and data of their own."""
 
-        def rebuild(seed: int) -> tuple[Any, Any]:
+        def rebuild(_: int) -> tuple[Any, Any]:  # the seed is in force when this is called
             anew = self.parser.instantiate_classes(self.config)
             return self._get(anew, "model"), self._get(anew, "data")
 

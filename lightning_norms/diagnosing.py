@@ -100,10 +100,12 @@ class _Session:
         with self.progress:
             self.progress.start("look", 1)
             facts, look, built = self._look(given, left_out)
+            self.progress.step(1, math.nan if look.first_loss is None else look.first_loss)
             if not trials:
                 return conclude(facts, look, (), ("no trials: only the first step was looked at",))
             chosen = plan(facts, built, given, self.steps)
             del built
+            rescaled = self._rescaled_look(given, chosen.changes)
             self.notes += chosen.notes
             done: list[Trial] = []
             for number in range(seeds):
@@ -111,7 +113,12 @@ class _Session:
                     done += self._trials(module, data, given, [GIVEN, *chosen.changes], number)
         if seeds > 1 and self.rebuild is None:
             self.notes.append("seeds differ in the order of the data and in dropout; the weights start the same")
-        return conclude(facts, look, done, self.notes)
+        return conclude(facts, look, done, self.notes, rescaled)
+
+    def _rescaled_look(self, given: Sequence[Callback], changes: Sequence[Change]) -> Look | None:
+        """What the residual rescale makes of the first step, if it can be tried."""
+        change = next((change for change in changes if change.name == "rescale"), None)
+        return None if change is None else self._look(change.callbacks_from(given), ())[1]
 
     def _look(self, given: Sequence[Callback], left_out: Sequence[str]) -> tuple[Facts, Look, Any]:
         looker = Looker(given, left_out, self.constant_loss)

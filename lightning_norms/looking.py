@@ -209,6 +209,11 @@ class Looker(Callback):
                 )
             )
 
+    def _post_norm(self) -> bool | None:
+        """Whether every block ends in a norm; None if no block was seen."""
+        spreads = [float(spread) for spread in self._probe.closed.values()]
+        return max(spreads) < 1e-2 if spreads else None
+
     def _result(self, trainer: Any, change: float | None) -> Look:
         groups = list(self._norms.groups)
         self._profiles["parameter_gradient"] = (groups, self._gradients)
@@ -244,6 +249,7 @@ class Looker(Callback):
             0 if self._constant_loss is not None else self._watcher.labels,
             None if logits is None else float(_mean_over_ranks(trainer, logits.float().square().mean()).sqrt()),
             change,
+            self._post_norm(),
             profiles,
             tuple(growth for each in profiles if each.name in GROWING for growth in growths(each)),
             tuple(self._flags),
@@ -307,8 +313,8 @@ def _end_of_stack(depth: DepthMap, probe: DepthProbe) -> list[Flag]:
             flags.append(
                 Flag(
                     "no final norm",
-                    f"no norm runs after the last block, whose output has RMS {rms:.3g} and varies by {spread:.0%} from "
-                    "position to position: the head reads an unnormalised stream",
+                    f"no norm runs after the last block, whose output has RMS {rms:.3g} and varies by {spread:.0%} "
+                    "from position to position: the head reads an unnormalised stream",
                     {"stream_rms": rms, "spread": spread},
                 )
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from lightning_norms.reports.claims import claims
 from lightning_norms.reports.diagnosis import (
     AS_GIVEN,
-    Cause,
     Diagnosis,
     Facts,
     Fix,
@@ -30,7 +30,9 @@ SEVERITY = (
 """Worst first: over several seeds the worst is the verdict."""
 
 
-def conclude(facts: Facts, look: Look, trials: Sequence[Trial], notes: Sequence[str] = ()) -> Diagnosis:
+def conclude(
+    facts: Facts, look: Look, trials: Sequence[Trial], notes: Sequence[str] = (), rescaled_look: Look | None = None
+) -> Diagnosis:
     """The whole diagnosis.
 
     Args:
@@ -38,13 +40,20 @@ def conclude(facts: Facts, look: Look, trials: Sequence[Trial], notes: Sequence[
         look: what was measured at the start.
         trials: all trials of all seeds; those named ``AS_GIVEN`` are the configuration itself. May be empty.
         notes: what was left out, and why.
+        rescaled_look: the look after the residual rescale.
     """
-    verdict = overall(trials)
-    fixes = rank(trials)
-    causes = mechanisms(facts, look, trials)
-    said = claims(facts, look, trials)
-    found = Diagnosis(facts, look, verdict, tuple(trials), causes, fixes, said, tuple(notes))
-    return Diagnosis(facts, look, verdict, tuple(trials), causes, fixes, said, tuple(notes), summarize(found))
+    found = Diagnosis(
+        facts,
+        look,
+        overall(trials) if facts.trainable else Verdict.STALLS,
+        tuple(trials),
+        mechanisms(facts, look, trials),
+        rank(trials),
+        claims(look, trials, rescaled_look),
+        rescaled_look,
+        tuple(notes),
+    )
+    return replace(found, summary=summarize(found))
 
 
 def overall(trials: Iterable[Trial]) -> Verdict:
@@ -73,8 +82,10 @@ def _fix(group: Sequence[Trial], base: dict[int, Trial]) -> Fix:
         reference.end_loss - trial.end_loss
         for trial in group
         if trial.end_loss is not None
+        and not trial.stopped_early  # fewer steps: no end that could be compared
         and (reference := base.get(trial.seed)) is not None
         and reference.end_loss is not None
+        and not reference.stopped_early
     ]
     first = group[0]
     return Fix(

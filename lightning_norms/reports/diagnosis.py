@@ -121,6 +121,8 @@ class Look:
     logits_rms: float | None
     logit_change: float | None
     """RMS change of the logits of the same batch by the first update."""
+    post_norm: bool | None = None
+    """Whether the stream leaves every block through a norm (its RMS is the same at every position)."""
     profiles: tuple[DepthProfile, ...] = ()
     growths: tuple[Growth, ...] = ()
     flags: tuple[Flag, ...] = ()
@@ -233,6 +235,8 @@ class Diagnosis:
     causes: tuple[Cause, ...] = ()
     fixes: tuple[Fix, ...] = ()
     claims: tuple[Claim, ...] = ()
+    rescaled_look: Look | None = None
+    """The same look after the residual rescale, if that was tried."""
     notes: tuple[str, ...] = ()
     """What was not tried or not measured, and why; one sentence each."""
     summary: tuple[str, ...] = ()
