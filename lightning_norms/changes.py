@@ -88,7 +88,7 @@ def _rescale(built: Any, given: Sequence[Callback], rule: RescaleRule, name: str
     try:
         matrices = value_path(built) if rule.whole_value_path else residual_writers(built)
     except ValueError as error:
-        notes.append(f"{name} was not tried: {str(error).splitlines()[0].rstrip('.:')}")
+        notes.append(f"{name} was not tried: {str(error).partition('. Seen')[0].splitlines()[0].rstrip('.:')}")
         return None
     layers = max(matrix.layers for matrix in matrices)
     what = "value path" if rule.whole_value_path else "residual writers"

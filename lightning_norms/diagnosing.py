@@ -92,6 +92,7 @@ class _Session:
         self.progress, self.rebuild = progress, rebuild
         self.notes: list[str] = []
         entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
+        self.uniform_loss: float | None = None
         self.constant_loss: float | None = None if entropy is None else float(entropy)
 
     def run(self, given: Sequence[Callback], seeds: int, trials: bool) -> Diagnosis:
@@ -103,6 +104,10 @@ class _Session:
             self.progress.step(1, math.nan if look.first_loss is None else look.first_loss)
             if not trials:
                 return conclude(facts, look, (), ("no trials: only the first step was looked at",))
+            self.uniform_loss = look.uniform_loss
+            if facts.total_steps is not None and facts.total_steps < self.steps:
+                self.steps = facts.total_steps
+                self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
             chosen = plan(facts, built, given, self.steps)
             del built
             rescaled = self._rescaled_look(given, chosen.changes)
@@ -170,7 +175,7 @@ class _Session:
                 continue
             if self.constant_loss is None and change is GIVEN:
                 self.constant_loss = recorder.known_constant_loss
-            yield recorder.result(change, number, self.constant_loss)
+            yield recorder.result(change, number, self.constant_loss, self.uniform_loss)
 
 
 def _check(steps: int, seeds: int) -> None:

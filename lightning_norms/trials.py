@@ -222,7 +222,9 @@ class Recorder(Callback):
             factors_of(optimizer).remove(NAME)
         self._observer = None
 
-    def result(self, change: Change, seed: int, constant_loss: float | None) -> Trial:
+    def result(
+        self, change: Change, seed: int, constant_loss: float | None, uniform_loss: float | None = None
+    ) -> Trial:
         """What was recorded, judged."""
         steps = tuple(step for step, _ in self.recorded)
         values = tuple(zip(*(norms for _, norms in self.recorded), strict=True))
@@ -242,7 +244,7 @@ class Recorder(Callback):
             level(self.losses),
             stopped_early=self.stopped_early and len(self.losses) < self.steps,
         )
-        verdict, reason = judge(trial, constant_loss)
+        verdict, reason = judge(trial, constant_loss, uniform_loss)
         return replace(trial, verdict=verdict, reason=reason)
 
 

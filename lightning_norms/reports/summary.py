@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from lightning_norms.reports.diagnosis import AS_GIVEN, Diagnosis, Fix, Verdict
@@ -30,7 +31,8 @@ def _paragraphs(found: Diagnosis) -> Iterator[str]:
     else:
         yield "The first step was looked at; nothing was tried, so there is no verdict."
     yield _first_losses(found)
-    yield from (f"Why: {cause.sentence}" for cause in found.causes)
+    word = "Seen" if found.trains else "Why"
+    yield from (f"{word}: {cause.sentence}" for cause in found.causes)
     yield _fixes(found)
     yield from (f"Seen: {flag.sentence}." for flag in found.look.flags)
     wrong = [claim for claim in found.claims if claim.holds is False]
@@ -47,7 +49,7 @@ def _first_losses(found: Diagnosis) -> str:
         text += f"; knowing nothing costs ln {look.classes} = {look.uniform_loss:.3f}"
     if look.constant_loss is not None:
         text += f", and the best constant prediction {look.constant_loss:.3f}"
-    if look.logit_change is not None and look.logits_rms:
+    if look.logit_change is not None and look.logits_rms and math.isfinite(look.logit_change):
         text += (
             f". The first update moves the logits of its own batch by {look.logit_change:.2g} (RMS), "
             f"{look.logit_change / look.logits_rms:.2g} times their size"

@@ -53,12 +53,13 @@ def is_dead(losses: Sequence[float], stalled_steps: int, constant_loss: float | 
     return stalled_steps >= STALLED_FOR and not has_learnt(losses, constant_loss)
 
 
-def judge(trial: Trial, constant_loss: float | None = None) -> tuple[Verdict, str]:
+def judge(trial: Trial, constant_loss: float | None = None, uniform_loss: float | None = None) -> tuple[Verdict, str]:
     """The verdict on a trial, and why.
 
     Args:
         trial: with its losses, events and ``stalled_steps``; its own verdict is not read.
         constant_loss: of the best constant prediction, nats; None if the labels are not known.
+        uniform_loss: of a model that knows nothing, ln V; a run that starts above it has that much less to show.
 
     Example:
         >>> judge(Trial("as given", "", {}, 0, 30, losses=(5.0,) * 5 + (3.2,) * 25, stalled_steps=20), 3.1)
@@ -78,10 +79,12 @@ def judge(trial: Trial, constant_loss: float | None = None) -> tuple[Verdict, st
     if rise > max(0.5 * (first - lowest), 0.1 * abs(lowest), 4 * _noise(trial.losses)):
         since = f"since step {diverged.step} " if diverged is not None else ""
         return Verdict.DIVERGES, f"{since}the loss is at {end:.4g}, up from {min(lowest, first):.4g}, its lowest level"
-    return _without_a_fall(trial, first, end, constant_loss)
+    return _without_a_rise(trial, first, end, constant_loss, uniform_loss)
 
 
-def _without_a_fall(trial: Trial, first: float, end: float, constant_loss: float | None) -> tuple[Verdict, str]:
+def _without_a_rise(
+    trial: Trial, first: float, end: float, constant_loss: float | None, uniform_loss: float | None
+) -> tuple[Verdict, str]:
     """The rest of the ladder, for a run that ended finite, alive and not above where it had been."""
     spikes = [event for event in trial.events if event.cause == "spike"]
     if len(spikes) >= 3 and not has_learnt(trial.losses, constant_loss):
@@ -93,7 +96,8 @@ def _without_a_fall(trial: Trial, first: float, end: float, constant_loss: float
     if trial.stalled_steps and not has_learnt(trial.losses, constant_loss):
         last = trial.stalled_steps
         return Verdict.UNDECIDED, f"depths without a gradient for the last {last} steps only, at loss {end:.4g}"
-    if constant_loss is not None and end > constant_loss + 0.3 * max(0.0, first - constant_loss):
+    start = first if uniform_loss is None else min(first, uniform_loss)
+    if constant_loss is not None and end > constant_loss + 0.3 * max(0.0, start - constant_loss):
         return (
             Verdict.UNDECIDED,
             f"the loss fell from {first:.4g} to {end:.4g}, still above {constant_loss:.4g}, that of a constant "
@@ -110,7 +114,9 @@ def _stalled(trial: Trial, end: float, constant_loss: float | None) -> str:
 
 
 def _depths(trial: Trial) -> str:
-    return ", and every depth kept its gradient" if trial.gradients.groups and not trial.stalled_steps else ""
+    if trial.stalled_steps:
+        return f", but some depths had no gradient in the last {trial.stalled_steps} steps: the others learn alone"
+    return ", and every depth kept its gradient" if trial.gradients.groups else ""
 
 
 def _first(losses: Sequence[float]) -> float | None:
