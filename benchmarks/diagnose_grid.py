@@ -5,9 +5,9 @@
 Placement x depth x learning rate x cold or warm: 48 decoders in the setting of the post48 recipes (width 64, Xavier
 weights, bytes of code and prose). Each is trained for 300 steps, and on its own given to ``diagnose``, which tries it
 as it is for its default number of steps and nothing else. A run is *alive* if the mean loss of its last 20 steps is
-more than 0.15 nats below the unigram entropy of the data, which is what a dead network ends at; it is *dead* otherwise.
-``diagnose`` agrees if it says ``trains`` of a run that is alive, or anything else but ``undecided`` of one that is dead.
-Undecided never agrees.
+more than 0.15 nats below the unigram entropy of the data, which is what a dead network ends at; else it is *dead*.
+``diagnose`` agrees if it says ``trains`` of a run that is alive, or anything else but ``undecided`` of one that is
+dead. Undecided never agrees.
 
 Two processes with one thread each, some twenty minutes on two idle cores. What is finished stands in the file of
 results and is not repeated.
@@ -158,14 +158,14 @@ class Row:
 def table(rows: list[Row]) -> Iterator[str]:
     """The rows as Markdown, then how often they agree."""
     entropy = rows[0].result["unigram_entropy"]
-    yield f"| placement | blocks | learning rate | warmup | loss after {STEPS} steps | outcome | diagnose | end loss | |"
+    yield f"| placement | blocks | learning rate | warmup | loss at {STEPS} steps | outcome | diagnose | end loss | agrees |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         one, end = row.configuration, row.result["end_loss"]
         cells = [
             *(one.placement, str(one.depth), f"{one.learning_rate:g}", str(one.warmup) if one.warmup else "cold"),
             *(f"{row.loss:.3f}", "alive" if row.alive else "dead", row.verdict.value),
-            *("-" if end is None else f"{end:.3f}", "" if row.agrees else "**differs**"),
+            *("-" if end is None else f"{end:.3f}", "yes" if row.agrees else "**no**"),
         ]
         yield f"| {' | '.join(cells)} |"
     agree, alarms = sum(row.agrees for row in rows), sum(row.is_false_alarm for row in rows)
@@ -174,7 +174,7 @@ def table(rows: list[Row]) -> Iterator[str]:
     repeated = sum(row.result["same_losses"] for row in rows)
     took = [statistics.median(row.result["seconds"][part] for row in rows) for part in ("run", "diagnose")]
     yield ""
-    yield f"Agreement: {agree} of {len(rows)} ({agree / len(rows):.0%}). Unigram entropy of the data: {entropy:.3f} nats."
+    yield f"Agreement: {agree} of {len(rows)} ({agree / len(rows):.0%}). Unigram entropy: {entropy:.3f} nats."
     yield f"Healthy runs called dead: {alarms} of {alive}. Dead runs said to train: {missed} of {len(rows) - alive}."
     yield f"Undecided: {undecided}. Trials with the very losses of the run's first steps: {repeated} of {len(rows)}."
     yield f"Median seconds: {took[0]:.0f} for the run, {took[1]:.0f} for diagnose."
