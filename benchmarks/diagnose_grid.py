@@ -158,7 +158,7 @@ class Row:
 def table(rows: list[Row]) -> Iterator[str]:
     """The rows as Markdown, then how often they agree."""
     entropy = rows[0].result["unigram_entropy"]
-    yield f"| placement | blocks | learning rate | warmup | loss at {STEPS} steps | outcome | diagnose | end loss | agrees |"
+    yield f"| placement | blocks | lr | warmup | loss at {STEPS} steps | outcome | diagnose | end loss | agrees |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         one, end = row.configuration, row.result["end_loss"]

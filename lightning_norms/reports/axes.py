@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from lightning_norms.reports.elements import Content, element
-from lightning_norms.reports.render import number, spaced
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 POINTS = 400
@@ -54,7 +53,8 @@ class Scale:
         if last - first >= 2:
             return [10.0**power for power in range(first, last + 1, math.ceil((last - first) / count))]
         marks = (digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5))
-        return spaced([mark for mark in marks if self.low <= mark <= self.high], count)
+        inside = [mark for mark in marks if self.low <= mark <= self.high]
+        return inside[:: max(1, math.ceil(len(inside) / count))]
 
 
 @dataclass(frozen=True)
@@ -139,18 +139,17 @@ def log_limits(values: Iterable[float], fewest: float = 1.0) -> tuple[float, flo
 
 
 def tick(value: float) -> str:
-    """Short: powers of ten as such.
+    """Short: very large and very small ones as powers of ten.
 
     Example:
-        >>> tick(1e-7), tick(0.5), tick(20.0), tick(2e5), tick(1e6)
-        ('10⁻⁷', '0.5', '20', '2e+05', '10⁶')
+        >>> tick(1e-7), tick(0.005), tick(20.0), tick(2e5)
+        ('10⁻⁷', '0.005', '20', '2·10⁵')
     """
-    if 0.01 <= abs(value) < 10000 or value == 0:
+    if 0.001 <= abs(value) < 10000 or value == 0:
         return f"{value:.4g}"
-    power = round(math.log10(abs(value)))
-    if math.isclose(value, 10.0**power, rel_tol=1e-6):
-        return "10" + str(power).translate(SUPERSCRIPT)
-    return number(float(f"{value:.1g}")) if value else "0"
+    digit, _, power = f"{value:.0e}".partition("e")
+    ten = "10" + str(int(power)).translate(SUPERSCRIPT)
+    return ten if digit == "1" else f"{digit}·{ten}"
 
 
 def _round_step(rough: float) -> float:

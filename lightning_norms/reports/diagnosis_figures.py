@@ -44,7 +44,7 @@ def _depth_lines(profile: DepthProfile, after: DepthProfile | None) -> Element |
     frame = Frame(height=190)
     most = max(len(values) for values in stacks.values())
     x, y = frame.x(0, most - 1), frame.y(*limits, log=True)
-    blocks = spaced(range(most), 5)
+    blocks = [mark for mark in x.ticks() if mark == int(mark) and mark < most]
     lines = [
         line(list(enumerate(values)), x, y, f"line s{_colour(i, stacks)}{style}")
         for drawn, style in ((stacks, ""), (later, " dashed"))
@@ -58,7 +58,8 @@ def _depth_caption(profile: DepthProfile, after: DepthProfile | None) -> Iterato
     yield profile.meaning[:1].upper() + profile.meaning[1:] + ". "
     stacks = profile.of_blocks()
     for i, (label, values) in enumerate(stacks.items()):
-        yield [_sample(f"s{_colour(i, stacks)}"), " ", _ends(label, values), " "]
+        several = len(stacks) > 1 or after is not None
+        yield [_sample(f"s{_colour(i, stacks)}") if several else None, " ", _ends(label, values), " "]
     if after is not None and after.of_blocks():
         yield [_sample("s0 dashed"), " Dashed: after the residual rescale. "]
     zeros = sum(value == 0 for values in stacks.values() for value in values)

@@ -49,7 +49,7 @@ def diagnosis_page(found: Diagnosis) -> str:
         >>> from lightning_norms.reports.diagnosis import Look
         >>> facts = Facts("Net", 9, 9, {"": 2}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
         >>> page = diagnosis_page(Diagnosis(facts, Look(1.5, 4, 1.386, None, 0, None, None), Verdict.UNDECIDED))
-        >>> "only the first step was looked at" in page, "http" in page
+        >>> "Only the first step was looked at" in page, "http" in page
         (True, False)
     """
     headline = _headline(found)
@@ -68,11 +68,9 @@ def diagnosis_page(found: Diagnosis) -> str:
 def _sections(found: Diagnosis) -> Iterator[tuple[str, list[Content]]]:
     order = trial_order(found)
     yield "Why" if not found.trains else "What stands out", [_listed("ol", [c.sentence for c in found.causes])]
-    yield "The fix", list(_fix(found))
-    loss = loss_figure(found, order)
-    if loss is not None:
-        loss.set("class", "large")
-    yield "Short trials", [loss, trials_table(found, order)]
+    if found.trials:
+        yield "The fix", list(_fix(found))
+        yield "Short trials", [_losses(found, order), trials_table(found, order)]
     yield "Gradient by depth over time", [_pictures(heat_figures(_given_and_best(found)))]
     yield "At the first step, by depth", [_pictures(depth_figures(found)), growths_table(found), parts_table(found)]
     yield "Also seen", [_listed("ul", [flag.sentence + "." for flag in found.look.flags])]
@@ -80,6 +78,13 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, list[Content]]]:
     yield "The run", [facts_table(found.facts)]
     yield "Not tried, not measured", [_listed("ul", found.notes)]
     yield "In plain words, as on the console", [_listed("ul", found.summary)]
+
+
+def _losses(found: Diagnosis, order: list[str]) -> Content:
+    drawn = loss_figure(found, order)
+    if drawn is not None:
+        drawn.set("class", "large")
+    return drawn
 
 
 def _section(title: str, body: list[Content]) -> Content:
@@ -121,7 +126,7 @@ def _lead(found: Diagnosis) -> str:
     if not found.facts.trainable:
         return "No parameter is trainable, so nothing can be learnt."
     if not found.trials:
-        return "The model and only the first step was looked at; nothing was tried, so nothing is said of the training."
+        return "Only the first step was looked at; nothing was tried, so there is no verdict."
     given = next((t for t in found.trials if t.name == AS_GIVEN and t.verdict is found.verdict), None)
     if given is None:
         return f"The verdict is: {found.verdict.value}."
@@ -144,7 +149,7 @@ def _numbers(found: Diagnosis) -> Content:
     """What the losses are to be held against."""
     look, given = found.look, next((t for t in found.trials if t.name == AS_GIVEN), None)
     best = None if found.trains else found.best
-    classes = "" if look.classes is None else f", ln {look.classes}"
+    classes = "" if look.classes is None else f", ln\u00a0{look.classes}"
     pairs = (
         ("first loss, nats", look.first_loss, ".3f"),
         (f"loss of knowing nothing{classes}", look.uniform_loss, ".3f"),

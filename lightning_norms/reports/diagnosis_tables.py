@@ -23,8 +23,6 @@ def trial_order(found: Diagnosis) -> list[str]:
 
 def trials_table(found: Diagnosis, order: Sequence[str]) -> Content:
     """One row a change, with its number in ``order``, which the curves have too."""
-    if not found.trials:
-        return element("p", "No trials were run.")
     head = ("", "trial", "verdict", "end loss", "gain", "bottom/top gradient", "steps", "why this verdict")
     fixes = {fix.name: fix for fix in found.fixes}
     rows = [

@@ -50,7 +50,7 @@ figure.large { max-width: 640px; }
 .reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 1 3; }
 .line { fill: none; vector-effect: non-scaling-stroke; stroke-width: 1.6;
   stroke-linejoin: round; stroke-linecap: round; }
-.thick { stroke-width: 2.6; } .dashed { stroke-dasharray: 5 4; } .again { opacity: .5; stroke-width: 1; }
+.thick { stroke-width: 2.3; } .dashed { stroke-dasharray: 5 4; } .again { opacity: .5; stroke-width: 1; }
 .sample { vertical-align: baseline; }
 ul.legend { list-style: none; padding: 0; margin: 6px 0; display: flex; flex-wrap: wrap; gap: 2px 16px;
   font-size: .875rem; }
