@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from lightning_norms.reports.axes import Frame, Scale, line, log_limits, text, thinned
 from lightning_norms.reports.diagnosis import AS_GIVEN, DepthProfile, Diagnosis, Trial, Verdict
 from lightning_norms.reports.elements import Content, element, figure
-from lightning_norms.reports.render import number, spaced
+from lightning_norms.reports.render import number
 
 PROFILES = (
     ("stream_rms", "Residual stream, RMS"),
@@ -113,7 +113,7 @@ def loss_figure(found: Diagnosis, order: Sequence[str]) -> Element | None:
     names = [_name(name, value, x, y) for name, _, value in lines]
     meaning = "Training loss by step, nats. " + " ".join(_end_words(trial) for trial in runs if not trial.seed)
     content = (FRAME.axes(x, y, "optimizer step"), marks, curves, names, _end_numbers(runs, order, x, y))
-    caption = "Training loss, nats. Solid: trains; dashed: does not. Numbers as in the table of trials."
+    caption = "Training loss, nats. Solid: trains; dashed: any other verdict. Numbers as in the table of trials."
     if lines:
         caption += " Dotted: " + " and ".join(words for _, words, _ in lines) + "."
     cut = sum(loss > y.high for loss in levels)
