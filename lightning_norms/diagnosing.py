@@ -26,7 +26,7 @@ from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out
 from lightning_norms.changes import GIVEN, plan
 from lightning_norms.looking import Looker
 from lightning_norms.reports.conclusions import conclude
-from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial
+from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
 from lightning_norms.trial_progress import Silent, TrialProgress
 from lightning_norms.trials import Change, Recorder, run_trial
 
@@ -108,6 +108,11 @@ class _Session:
             if facts.total_steps is not None and facts.total_steps < self.steps:
                 self.steps = facts.total_steps
                 self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
+            if facts.warmup_steps and facts.warmup_steps > self.steps:
+                self.notes.append(
+                    f"the warmup of the configuration takes {facts.warmup_steps} steps, and trials have {self.steps}: "
+                    f"they reached {self.steps / facts.warmup_steps:.0%} of its learning rate; give more steps"
+                )
             chosen = plan(facts, built, given, self.steps)
             del built
             rescaled = self._rescaled_look(given, chosen.changes)
@@ -116,6 +121,10 @@ class _Session:
             for number in range(seeds):
                 with self._seed(number) as (module, data):
                     done += self._trials(module, data, given, [GIVEN, *chosen.changes], number)
+                    if chosen.last_resort is not None and not any(
+                        trial.keeps_model and trial.verdict is Verdict.TRAINS for trial in done
+                    ):
+                        done += self._trials(module, data, given, [chosen.last_resort], number)
         if seeds > 1 and self.rebuild is None:
             self.notes.append("seeds differ in the order of the data and in dropout; the weights start the same")
         return conclude(facts, look, done, self.notes, rescaled)
