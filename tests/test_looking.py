@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_norms import GPT2Rescale, Linear, Warmup, diagnose
-from lightning_norms.depth import stacks
 from lightning_norms.depth_probe import DepthProbe
 from lightning_norms.writers import residual_writers, scale_
 from tests.stand_ins import VOCABULARY, Block, Decoder, Module, loader, seeded, trainer
@@ -188,6 +187,5 @@ def test_blocks_that_get_no_gradient_at_all(tmp_path, module):
     assert "block_00" in found.sentence
 
 
-def test_a_stack_of_float64_and_a_stack_that_is_one_module_are_no_trap(tmp_path, module):
-    assert stacks(module)
+def test_double_precision_is_no_trap(tmp_path, module):
     assert flags(looked(tmp_path, module, precision="64-true")).keys() == flags(looked(tmp_path, module)).keys()
