@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import os
 import pickle
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out
@@ -63,7 +64,8 @@ def diagnose(
         progress: told of every step.
 
     Raises:
-        ValueError: nothing can be said: LBFGS, DeepSpeed, a module that cannot be copied, or data without a batch.
+        ValueError: nothing can be said: no optimizer, LBFGS, DeepSpeed, a module that cannot be copied, data without
+            a batch.
 
     Example:
         >>> import torch
@@ -73,7 +75,7 @@ def diagnose(
         ('SGD', 'no blocks')
     """
     _check(steps, seeds)
-    trainer = _plain_trainer() if trainer is None else trainer
+    trainer = _plain_trainer(module) if trainer is None else trainer
     session = _Session(module, data, trainer, steps, progress or Silent(), rebuild)
     frozen = _all_frozen(module)
     if frozen is not None:
@@ -209,8 +211,11 @@ def _copied(module: Any) -> Any:
             setattr(module, name, value)
 
 
-def _plain_trainer() -> Trainer:
-    return Trainer(
+def _plain_trainer(module: Any) -> Any:
+    # `lightning.pytorch` and `pytorch_lightning` are two copies, and each refuses the other's modules.
+    library = next(parent.__module__ for parent in type(module).__mro__ if parent.__name__ == "LightningModule")
+    package = importlib.import_module("lightning.pytorch" if library.startswith("lightning.") else "pytorch_lightning")
+    return package.Trainer(
         devices=1,
         logger=False,
         enable_checkpointing=False,

@@ -201,6 +201,33 @@ def test_nan_is_a_verdict_and_ends_a_trial(folder):
     json.loads(found.to_json(), parse_constant=lambda word: pytest.fail(word))
 
 
+def test_the_other_copy_of_lightning(folder):
+    """``pytorch_lightning`` is a second set of the same classes, and each refuses the other's modules."""
+    other = pytest.importorskip("pytorch_lightning")
+    net = made(lambda: Net(blocks(2)))
+
+    class Theirs(other.LightningModule):
+        training_step, configure_optimizers = Mine.training_step, Mine.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters({"lr": 1e-2})
+            self.net, self.batches = net, []
+
+    found = diagnose(Theirs(), loader(), steps=5)
+    assert found.trials[0].losses == diagnose(Mine(net), loader(), steps=5).trials[0].losses
+
+
+@pytest.mark.parametrize(("optimizer", "word"), [(None, "no optimizer"), (torch.optim.LBFGS, "LBFGS")])
+def test_optimizers_that_cannot_be_watched_are_named(folder, optimizer, word):
+    class Other(Mine):
+        def configure_optimizers(self):
+            return None if optimizer is None else optimizer(self.parameters())
+
+    with pytest.raises(ValueError, match=word):
+        diagnose(Other(Net(blocks(2))), loader(), trainer(folder), steps=5)
+
+
 def test_no_batch_is_said(folder):
     with pytest.raises(ValueError, match="no batch"):
         diagnose(Mine(Net(blocks(2))), loader(), trainer(folder, limit_train_batches=0), steps=4)
