@@ -316,6 +316,31 @@ def test_every_trial_sees_the_same_batches(folder):
     assert by_length == {2: 1, 10: 4}  # the look sees its batch twice; four trials, all alike
 
 
+def test_a_loader_with_a_generator_of_its_own_gives_every_trial_the_same_batches_too(folder):
+    data = loader()
+    own = torch.Generator().manual_seed(9)
+    data = DataLoader(data.dataset, batch_size=8, shuffle=True, generator=own)
+    before = own.get_state()
+    found = diagnose(made(lambda: Mine(Net(blocks(2)))), data, trainer(folder), steps=10)
+    assert torch.equal(own.get_state(), before)
+    assert len({trial.losses[0] for trial in found.trials}) == 1
+    assert not any("other batches" in note for note in found.notes)
+
+
+def test_data_that_goes_on_where_it_stopped_is_said(folder):
+    class Stream(torch.utils.data.IterableDataset):
+        position = 0
+
+        def __iter__(self):
+            while True:
+                Stream.position += 1
+                yield torch.full((TIME,), Stream.position % VOCABULARY)
+
+    pairs = DataLoader(Stream(), batch_size=8, collate_fn=lambda rows: (torch.stack(rows),))
+    found = diagnose(made(lambda: Mine(Net(blocks(2)))), pairs, trainer(folder), steps=6)
+    assert any("other batches to warmup" in note for note in found.notes)
+
+
 def test_the_same_seed_gives_the_same_diagnosis(folder):
     def once():
         seed_everything(5, verbose=False)
