@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
+from torch.utils._pytree import tree_leaves
 
 LEFT_OUT = frozenset(
     {
@@ -71,6 +73,20 @@ def fit_afresh(trainer: Any, module: Any, callbacks: Sequence[Callback], data: A
     finally:
         if scaler is not None and scale:
             scaler.load_state_dict(scale)
+
+
+@contextmanager
+def same_order(data: Any) -> Iterator[None]:
+    """Put the generators of given loaders back afterwards, so that the next run is given the same batches."""
+    loaders = [each for each in tree_leaves(data) if hasattr(each, "sampler") or hasattr(each, "batch_sampler")]
+    parts = [part for each in loaders for part in (each, each.sampler, getattr(each.batch_sampler, "sampler", None))]
+    found = [generator for part in parts if isinstance(generator := getattr(part, "generator", None), torch.Generator)]
+    states = [generator.get_state() for generator in found]
+    try:
+        yield
+    finally:
+        for generator, state in zip(found, states, strict=True):
+            generator.set_state(state)
 
 
 def _as_arguments(data: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +31,9 @@ class Plan:
     """The changes to try, in order, and one sentence for each that cannot be tried."""
 
     changes: tuple[Change, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    last_resort: Change | None = None
+    """All that keeps the architecture together, for a run that no single change saves."""
 
 
 def plan(facts: Facts, built: Any, given: Sequence[Callback], steps: int) -> Plan:
@@ -52,7 +55,9 @@ def plan(facts: Facts, built: Any, given: Sequence[Callback], steps: int) -> Pla
         notes.append("warmup was not tried as a change: the configuration has one")
     rates = [_lower_rate(facts, built, divisor) for divisor in DIVISORS]
     tried = [change for change in (warm, *rates, small, deep, both) if change is not None]
-    return Plan((*tried, *_placements(built)), tuple(notes))
+    parts = [change for change in (warm, small, rates[0]) if change is not None]
+    name = " + ".join(part.name for part in parts)
+    return Plan((*tried, *_placements(built)), tuple(notes), _together(name, *parts) if len(parts) > 1 else None)
 
 
 def recommended_warmup(facts: Facts) -> int:
@@ -126,9 +131,13 @@ def _together(name: str, *changes: Change) -> Change:
     def callbacks() -> list[Callback]:
         return [callback for change in changes for callback in change.callbacks()]
 
-    added = [item for change in changes for item in change.patch["trainer"]["callbacks"]]
+    added = [item for change in changes for item in change.patch.get("trainer", {}).get("callbacks", [])]
+    patch = {key: value for change in changes for key, value in change.patch.items()}
+    if added:
+        patch["trainer"] = {"callbacks": added}
+    rate = math.prod(change.learning_rate for change in changes)
     words = "; ".join(change.words for change in changes)
-    return Change(name, words, {"trainer": {"callbacks": added}}, callbacks=callbacks)
+    return Change(name, words, patch, callbacks=callbacks, learning_rate=rate)
 
 
 def _placements(built: Any) -> Iterator[Change]:

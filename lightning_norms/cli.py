@@ -85,6 +85,7 @@ class NormsCLI(LightningCLI):
     """LightningCLI for any LightningModule and data module; ours are the defaults."""
 
     def __init__(self, args: list[str]) -> None:
+        self.words = args
         usages = {name: f"{PROGRAM} {name} [--config FILE] [--key value ...]" for name in LIGHTNING_COMMANDS}
         words = "\n".join(textwrap.wrap(", ".join(mistakes.subclasses(Placement)), 76, break_on_hyphens=False))
         quiet = {"exit_on_error": False, "epilog": f"--model.decoder.placement is one word of:\n{words}"}
@@ -125,8 +126,10 @@ class NormsCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "diagnose":
-            text = "write the configuration with the best fix in it to this file, for fit --config"
+            text = "write the configuration with a fix in it to this file, for fit --config"
             parser.add_argument("--write_fix", type=str | None, default=None, help=text)
+            text = "which of the changes that were tried --write_fix takes, by name; the best one without it"
+            parser.add_argument("--fix", type=str | None, default=None, help=text)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -159,20 +162,38 @@ class NormsCLI(LightningCLI):
             raise SystemExit(3)
 
     def _write_fix(self, found: Diagnosis, file: Path) -> str:
-        if found.trains:
+        name = self._get(self.config, "fix")
+        chosen = found.best if name is None else next((fix for fix in found.fixes if fix.name == name), None)
+        if name is not None and chosen is None:
+            raise ValueError(f"--fix is {name!r}, but what was tried is {', '.join(fix.name for fix in found.fixes)}.")
+        if name is None and found.trains:
             return f"{file} was not written: the configuration trains as it is."
-        best = found.best
-        if best is None or not best.patch:
+        if chosen is None:
             return f"{file} was not written: no change that was tried trains."
-        given = self.config["diagnose"].clone()
-        for key in (*self._subcommand_method_arguments["diagnose"], "write_fix", "config"):
-            given.pop(key, None)
-        parser = self._subcommand_parsers["diagnose"]
-        plain = yaml.safe_load(parser.dump(given, skip_validation=True, skip_default=True))
-        comments = (f"diagnose: {best.name}: {best.change}", f"as given: {found.verdict.value}")
+        if not chosen.patch:
+            return f"{file} was not written: {chosen.change} has no key in this file; it is set in the module's code."
+        ended = ", ".join(dict.fromkeys(verdict.value for verdict in chosen.verdicts))
+        comments = (
+            f"{chosen.name}: {chosen.change}",
+            f"in short trials: {ended}; without this change: {found.verdict.value}",
+        )
+        whole = patching.patched(self._as_given(), chosen.patch)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(patching.as_yaml(patching.patched(plain, best.patch), comments), encoding="utf-8")
-        return f"The configuration with {best.name}: {file}"
+        file.write_text(patching.as_yaml(whole, comments), encoding="utf-8")
+        return f"The configuration with {chosen.name}: {file}"
+
+    def _as_given(self) -> dict[str, Any]:
+        """The configuration in the user's own words if one file says it all, else all that is not a default."""
+        own = {*self._subcommand_method_arguments["diagnose"], "write_fix", "fix", "config"}
+        options = [word[2:].partition("=") for word in self.words if word.startswith("--")]
+        files = self.config["diagnose"].config or []
+        if len(files) == 1 and {name for name, _, _ in options} <= own:
+            return dict(yaml.safe_load(Path(str(files[0])).read_text(encoding="utf-8")))
+        given = self.config["diagnose"].clone()
+        for key in own:
+            given.pop(key, None)
+        text = self._subcommand_parsers["diagnose"].dump(given, skip_validation=True, skip_default=True)
+        return dict(yaml.safe_load(text))
 
     def after_fit(self) -> None:
         """Print the last validation's numbers."""

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import os
 import pickle
@@ -19,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out
-from lightning_norms.changes import GIVEN, plan
+from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out, same_order
+from lightning_norms.changes import GIVEN, Plan, plan
 from lightning_norms.looking import Looker
 from lightning_norms.reports.conclusions import conclude
-from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial
+from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
 from lightning_norms.trial_progress import Silent, TrialProgress
 from lightning_norms.trials import Change, Recorder, run_trial
 
@@ -63,7 +64,8 @@ def diagnose(
         progress: told of every step.
 
     Raises:
-        ValueError: nothing can be said: LBFGS, DeepSpeed, a module that cannot be copied, or data without a batch.
+        ValueError: nothing can be said: no optimizer, LBFGS, DeepSpeed, a module that cannot be copied, data without
+            a batch.
 
     Example:
         >>> import torch
@@ -73,7 +75,7 @@ def diagnose(
         ('SGD', 'no blocks')
     """
     _check(steps, seeds)
-    trainer = _plain_trainer() if trainer is None else trainer
+    trainer = _plain_trainer(module) if trainer is None else trainer
     session = _Session(module, data, trainer, steps, progress or Silent(), rebuild)
     frozen = _all_frozen(module)
     if frozen is not None:
@@ -105,20 +107,37 @@ class _Session:
             if not trials:
                 return conclude(facts, look, (), ("no trials: only the first step was looked at",))
             self.uniform_loss = look.uniform_loss
-            if facts.total_steps is not None and facts.total_steps < self.steps:
-                self.steps = facts.total_steps
-                self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
+            self._fit_steps(facts)
             chosen = plan(facts, built, given, self.steps)
             del built
             rescaled = self._rescaled_look(given, chosen.changes)
             self.notes += chosen.notes
-            done: list[Trial] = []
-            for number in range(seeds):
-                with self._seed(number) as (module, data):
-                    done += self._trials(module, data, given, [GIVEN, *chosen.changes], number)
+            done = self._all_seeds(given, chosen, seeds)
+        return conclude(facts, look, done, self.notes, rescaled)
+
+    def _fit_steps(self, facts: Facts) -> None:
+        """No trial is longer than the run; one that is shorter than its warmup does not see the peak, and says so."""
+        if facts.total_steps is not None and facts.total_steps < self.steps:
+            self.steps = facts.total_steps
+            self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
+        if facts.warmup_steps and facts.warmup_steps > self.steps:
+            self.notes.append(
+                f"the warmup of the configuration takes {facts.warmup_steps} steps, and trials have {self.steps}: "
+                f"they reached {self.steps / facts.warmup_steps:.0%} of its learning rate; give more steps"
+            )
+
+    def _all_seeds(self, given: Sequence[Callback], chosen: Plan, seeds: int) -> list[Trial]:
+        changes, done = [GIVEN, *chosen.changes], list[Trial]()
+        for number in range(seeds):
+            with self._seed(number) as (module, data):
+                done += self._trials(module, data, given, changes, number)
+                saved = any(trial.keeps_model and trial.verdict is Verdict.TRAINS for trial in done)
+                if number == 0 and chosen.last_resort is not None and not saved:
+                    done += self._trials(module, data, given, [chosen.last_resort], number)
+                    changes.append(chosen.last_resort)
         if seeds > 1 and self.rebuild is None:
             self.notes.append("seeds differ in the order of the data and in dropout; the weights start the same")
-        return conclude(facts, look, done, self.notes, rescaled)
+        return done
 
     def _rescaled_look(self, given: Sequence[Callback], changes: Sequence[Change]) -> Look | None:
         """What the residual rescale makes of the first step, if it can be tried."""
@@ -128,7 +147,7 @@ class _Session:
     def _look(self, given: Sequence[Callback], left_out: Sequence[str]) -> tuple[Facts, Look, Any]:
         looker = Looker(given, left_out, self.constant_loss)
         subject = _copied(self.module)
-        with isolate_rng():
+        with isolate_rng(), same_order(self.data):
             callbacks = [*(copy.deepcopy(callback) for callback in given), looker]
             fit_afresh(self.trainer, subject, callbacks, self.data)
         if looker.facts is None or looker.look is None:
@@ -154,19 +173,12 @@ class _Session:
     def _trials(
         self, module: Any, data: Any, given: Sequence[Callback], changes: Sequence[Change], number: int
     ) -> Iterable[Trial]:
+        batches: list[float] = []
         for change in changes:
-            steps = self.steps
-            recorder = Recorder(
-                steps,
-                self.constant_loss,
-                change.learning_rate,
-                watch_labels=self.constant_loss is None and change is GIVEN,
-                run_to_the_end=change is GIVEN,
-                progress=self.progress.step,
-            )
-            self.progress.start(change.name if not number else f"{change.name}, seed {number}", steps)
+            recorder = self._recorder(change)
+            self.progress.start(change.name if not number else f"{change.name}, seed {number}", self.steps)
             try:
-                with isolate_rng():
+                with isolate_rng(), same_order(data):
                     run_trial(self.trainer, _copied(module), data, given, change, recorder)
             except (ValueError, RuntimeError) as error:
                 if change is GIVEN:
@@ -175,7 +187,20 @@ class _Session:
                 continue
             if self.constant_loss is None and change is GIVEN:
                 self.constant_loss = recorder.known_constant_loss
+            batches = batches or recorder.batches
+            if recorder.batches != batches[: len(recorder.batches)]:
+                self.notes.append(f"the data gave other batches to {change.name}: its gain has that noise in it")
             yield recorder.result(change, number, self.constant_loss, self.uniform_loss)
+
+    def _recorder(self, change: Change) -> Recorder:
+        return Recorder(
+            self.steps,
+            self.constant_loss,
+            change.learning_rate,
+            watch_labels=self.constant_loss is None and change is GIVEN,
+            run_to_the_end=change is GIVEN,
+            progress=self.progress.step,
+        )
 
 
 def _check(steps: int, seeds: int) -> None:
@@ -200,8 +225,11 @@ def _copied(module: Any) -> Any:
             setattr(module, name, value)
 
 
-def _plain_trainer() -> Trainer:
-    return Trainer(
+def _plain_trainer(module: Any) -> Any:
+    # `lightning.pytorch` and `pytorch_lightning` are two copies, and each refuses the other's modules.
+    library = next(parent.__module__ for parent in type(module).__mro__ if parent.__name__ == "LightningModule")
+    package = importlib.import_module("lightning.pytorch" if library.startswith("lightning.") else "pytorch_lightning")
+    return package.Trainer(
         devices=1,
         logger=False,
         enable_checkpointing=False,

@@ -73,6 +73,7 @@ class Looker(Callback):
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Facts, and what the weights alone tell."""
+        _refuse(trainer)
         self._depth = DepthMap.of(pl_module)
         self.facts = _facts(trainer, pl_module, self._depth, self._given, self._left_out)
         writers = _writers(pl_module)
@@ -257,6 +258,17 @@ class Looker(Callback):
 
 
 GROWING = ("stream_rms", "stream_gradient", "parameter_gradient", "block_change")
+
+
+def _refuse(trainer: Any) -> None:
+    """Say at once what cannot be looked at."""
+    kinds = [type(optimizer).__name__ for optimizer in trainer.optimizers if optimizer.param_groups]
+    if not kinds:
+        raise ValueError("diagnose: the module has no optimizer (configure_optimizers gives none), so nothing trains.")
+    if "LBFGS" in kinds:
+        raise ValueError("diagnose: LBFGS computes many losses for one step, so its steps cannot be told apart.")
+    if "DeepSpeed" in type(trainer.strategy).__name__:
+        raise ValueError("diagnose: DeepSpeed keeps gradients to itself; use ddp or a single device for the diagnosis.")
 
 
 def _facts(trainer: Any, module: Any, depth: DepthMap, given: Sequence[Callback], left_out: Sequence[str]) -> Facts:

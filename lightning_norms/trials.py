@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightning_norms.borrowing import fit_afresh
@@ -88,6 +89,7 @@ class Recorder(Callback):
         self.watcher = LossWatcher() if watch_labels else None
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
+        self.batches: list[float] = []
         self.rates: list[float] = []
         self.events: list[TrialEvent] = []
         self.recorded: list[tuple[int, tuple[float, ...]]] = []
@@ -113,7 +115,9 @@ class Recorder(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Watch what goes into the loss."""
+        """Watch what goes into the loss; keep a number of the batch, by which another one can be told."""
+        tensors = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
+        self.batches.append(sum(float(each.detach().double().sum()) for each in tensors))
         if self.watcher is not None:
             self.watcher.start()
             self._watching = True

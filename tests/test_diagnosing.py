@@ -201,6 +201,33 @@ def test_nan_is_a_verdict_and_ends_a_trial(folder):
     json.loads(found.to_json(), parse_constant=lambda word: pytest.fail(word))
 
 
+def test_the_other_copy_of_lightning(folder):
+    """``pytorch_lightning`` is a second set of the same classes, and each refuses the other's modules."""
+    other = pytest.importorskip("pytorch_lightning")
+    net = made(lambda: Net(blocks(2)))
+
+    class Theirs(other.LightningModule):
+        training_step, configure_optimizers = Mine.training_step, Mine.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters({"lr": 1e-2})
+            self.net, self.batches = net, []
+
+    found = diagnose(Theirs(), loader(), steps=5)
+    assert found.trials[0].losses == diagnose(Mine(net), loader(), steps=5).trials[0].losses
+
+
+@pytest.mark.parametrize(("optimizer", "word"), [(None, "no optimizer"), (torch.optim.LBFGS, "LBFGS")])
+def test_optimizers_that_cannot_be_watched_are_named(folder, optimizer, word):
+    class Other(Mine):
+        def configure_optimizers(self):
+            return None if optimizer is None else optimizer(self.parameters())
+
+    with pytest.raises(ValueError, match=word):
+        diagnose(Other(Net(blocks(2))), loader(), trainer(folder), steps=5)
+
+
 def test_no_batch_is_said(folder):
     with pytest.raises(ValueError, match="no batch"):
         diagnose(Mine(Net(blocks(2))), loader(), trainer(folder, limit_train_batches=0), steps=4)
@@ -287,6 +314,31 @@ def test_every_trial_sees_the_same_batches(folder):
     diagnose(made(lambda: Mine(Net(blocks(2)))), loader(), trainer(folder, Batches()), steps=10)
     by_length = {len(batches): count for batches, count in counts.items()}
     assert by_length == {2: 1, 10: 4}  # the look sees its batch twice; four trials, all alike
+
+
+def test_a_loader_with_a_generator_of_its_own_gives_every_trial_the_same_batches_too(folder):
+    data = loader()
+    own = torch.Generator().manual_seed(9)
+    data = DataLoader(data.dataset, batch_size=8, shuffle=True, generator=own)
+    before = own.get_state()
+    found = diagnose(made(lambda: Mine(Net(blocks(2)))), data, trainer(folder), steps=10)
+    assert torch.equal(own.get_state(), before)
+    assert len({trial.losses[0] for trial in found.trials}) == 1
+    assert not any("other batches" in note for note in found.notes)
+
+
+def test_data_that_goes_on_where_it_stopped_is_said(folder):
+    class Stream(torch.utils.data.IterableDataset):
+        position = 0
+
+        def __iter__(self):
+            while True:
+                Stream.position += 1
+                yield torch.full((TIME,), Stream.position % VOCABULARY)
+
+    pairs = DataLoader(Stream(), batch_size=8, collate_fn=lambda rows: (torch.stack(rows),))
+    found = diagnose(made(lambda: Mine(Net(blocks(2)))), pairs, trainer(folder), steps=6)
+    assert any("other batches to warmup" in note for note in found.notes)
 
 
 def test_the_same_seed_gives_the_same_diagnosis(folder):

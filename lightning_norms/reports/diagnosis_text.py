@@ -56,7 +56,7 @@ def trials_table(found: Diagnosis) -> Table:
     """One row a change: as given first, then the fixes in order."""
     steps = found.trials[0].planned_steps
     table = Table(title=f"Short trials of {steps} steps, same batches", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("trial", no_wrap=True, overflow="ellipsis", max_width=20)
+    table.add_column("trial", overflow="fold", max_width=20)
     table.add_column("verdict", no_wrap=True)
     table.add_column("end loss", justify="right")
     table.add_column("gain", justify="right")
