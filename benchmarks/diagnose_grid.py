@@ -10,7 +10,7 @@ more than 0.15 nats below the unigram entropy of the data, which is what a dead 
 dead. Undecided never agrees.
 
 Two processes with one thread each, some twenty minutes on two idle cores. What is finished stands in the file of
-results and is not repeated.
+results and is not repeated; after a change of the rules, ``--diagnose_again`` repeats the short trials only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup, Xavier, diagnosing
 from lightning_norms.changes import Plan
 from lightning_norms.model.designs import PostNorm, PreNorm
-from lightning_norms.reports.diagnosis import Verdict
+from lightning_norms.reports.diagnosis import Diagnosis, Trial, Verdict
 from lightning_norms.schedules import Linear
 
 PLACEMENTS = {"PreNorm": PreNorm, "PostNorm": PostNorm}
@@ -87,6 +87,11 @@ class Losses(Callback):
         self.values.append(float(outputs["loss"]))
 
 
+def batches() -> TextDataModule:
+    """Eight windows of 64 bytes a step."""
+    return TextDataModule(context_length=64, batch_size=8)
+
+
 def trainer(callbacks: list[Callback]) -> Trainer:
     """A silent one that writes nothing."""
     return Trainer(
@@ -95,33 +100,35 @@ def trainer(callbacks: list[Callback]) -> Trainer:
     )  # fmt: skip
 
 
-def measure(configuration: Configuration) -> dict[str, Any]:
-    """The real run and, from a fresh start, the verdict; everything that the table needs and more."""
+def measure(configuration: Configuration, run: dict[str, Any] | None) -> dict[str, Any]:
+    """The real run, unless it is known, and the diagnosis from a fresh start."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning.pytorch", "lightning_norms"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    data, losses = TextDataModule(context_length=64, batch_size=8), Losses()
-    started = time.perf_counter()
-    trainer([*configuration.callbacks(), losses]).fit(configuration.module(), data)
-    ran = time.perf_counter()
-    module, data = configuration.module(), TextDataModule(context_length=64, batch_size=8)
+    run = run or real_run(configuration)
+    return {"configuration": asdict(configuration), "run": run, "diagnosis": diagnosis(configuration)}
+
+
+def real_run(configuration: Configuration) -> dict[str, Any]:
+    """Losses of all steps."""
+    losses, started = Losses(), time.perf_counter()
+    trainer([*configuration.callbacks(), losses]).fit(configuration.module(), batches())
+    values = [value if math.isfinite(value) else str(value) for value in losses.values]
+    return {"losses": values, "seconds": time.perf_counter() - started}
+
+
+def diagnosis(configuration: Configuration) -> dict[str, Any]:
+    """All that ``diagnose`` finds without counterfactuals."""
+    module, data, started = configuration.module(), batches(), time.perf_counter()
     data.prepare_data()
     data.setup("fit")  # the unigram entropy is then known, as in the command
-    with mock.patch.object(diagnosing, "plan", return_value=Plan((), ())):  # no counterfactuals
+    with mock.patch.object(diagnosing, "plan", return_value=Plan((), ())):
         found = diagnosing.diagnose(module, data, trainer(configuration.callbacks()))
-    (trial,) = found.trials
     return {
-        "configuration": asdict(configuration),
+        "found": json.loads(found.to_json()),
         "unigram_entropy": data.unigram_entropy,
-        "losses": [value if math.isfinite(value) else str(value) for value in losses.values],
-        "verdict": found.verdict.value,
-        "reason": trial.reason,
-        "stalled_steps": trial.stalled_steps,
-        "trial_steps": len(trial.losses),
-        "end_loss": trial.end_loss,
-        "same_losses": tuple(losses.values[: len(trial.losses)]) == trial.losses,
-        "seconds": {"run": ran - started, "diagnose": time.perf_counter() - ran},
+        "seconds": time.perf_counter() - started,
     }
 
 
@@ -130,17 +137,34 @@ class Row:
     """One configuration, judged twice."""
 
     configuration: Configuration
-    loss: float
-    alive: bool
-    verdict: Verdict
-    result: dict[str, Any]
+    losses: list[float]
+    unigram_entropy: float
+    trial: Trial
+    seconds: tuple[float, float]
 
     @classmethod
     def of(cls, result: dict[str, Any]) -> Row:
         """From the file."""
-        loss = statistics.fmean(float(value) for value in result["losses"][-LAST:])
-        alive = loss < result["unigram_entropy"] - MARGIN  # False for NaN
-        return cls(Configuration(**result["configuration"]), loss, alive, Verdict(result["verdict"]), result)
+        run, diagnosis = result["run"], result["diagnosis"]
+        (trial,) = Diagnosis.from_json(json.dumps(diagnosis["found"])).trials
+        losses = [float(value) for value in run["losses"]]
+        seconds = (run["seconds"], diagnosis["seconds"])
+        return cls(Configuration(**result["configuration"]), losses, diagnosis["unigram_entropy"], trial, seconds)
+
+    @property
+    def loss(self) -> float:
+        """At the end of the real run."""
+        return statistics.fmean(self.losses[-LAST:])
+
+    @property
+    def alive(self) -> bool:
+        """The truth; False for NaN."""
+        return self.loss < self.unigram_entropy - MARGIN
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the short trial."""
+        return self.trial.verdict
 
     @property
     def agrees(self) -> bool:
@@ -157,11 +181,11 @@ class Row:
 
 def table(rows: list[Row]) -> Iterator[str]:
     """The rows as Markdown, then how often they agree."""
-    entropy = rows[0].result["unigram_entropy"]
+    entropy = rows[0].unigram_entropy
     yield f"| placement | blocks | lr | warmup | loss at {STEPS} steps | outcome | diagnose | end loss | agrees |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
-        one, end = row.configuration, row.result["end_loss"]
+        one, end = row.configuration, row.trial.end_loss
         cells = [
             *(one.placement, str(one.depth), f"{one.learning_rate:g}", str(one.warmup) if one.warmup else "cold"),
             *(f"{row.loss:.3f}", "alive" if row.alive else "dead", row.verdict.value),
@@ -171,8 +195,8 @@ def table(rows: list[Row]) -> Iterator[str]:
     agree, alarms = sum(row.agrees for row in rows), sum(row.is_false_alarm for row in rows)
     alive, undecided = sum(row.alive for row in rows), sum(row.verdict is Verdict.UNDECIDED for row in rows)
     missed = sum(not row.alive and row.verdict is Verdict.TRAINS for row in rows)
-    repeated = sum(row.result["same_losses"] for row in rows)
-    took = [statistics.median(row.result["seconds"][part] for row in rows) for part in ("run", "diagnose")]
+    repeated = sum(tuple(row.losses[: len(row.trial.losses)]) == row.trial.losses for row in rows)
+    took = [statistics.median(row.seconds[part] for row in rows) for part in (0, 1)]
     yield ""
     yield f"Agreement: {agree} of {len(rows)} ({agree / len(rows):.0%}). Unigram entropy: {entropy:.3f} nats."
     yield f"Healthy runs called dead: {alarms} of {alive}. Dead runs said to train: {missed} of {len(rows) - alive}."
@@ -180,7 +204,7 @@ def table(rows: list[Row]) -> Iterator[str]:
     yield f"Median seconds: {took[0]:.0f} for the run, {took[1]:.0f} for diagnose."
     for row in rows:
         if not row.agrees:
-            yield f"- {row.configuration.name}: {row.verdict.value}: {row.result['reason']}"
+            yield f"- {row.configuration.name}: {row.verdict.value}: {row.trial.reason}"
 
 
 def grid(chosen: argparse.Namespace) -> list[Configuration]:
@@ -189,21 +213,29 @@ def grid(chosen: argparse.Namespace) -> list[Configuration]:
     return [Configuration(placement, depth, rate, warmup, seed) for depth, rate, warmup, placement, seed in cells]
 
 
-def run_missing(wanted: list[Configuration], file: Path, workers: int) -> dict[str, Any]:
-    """Results by name; each is written as soon as it is there."""
+def run_missing(wanted: list[Configuration], file: Path, workers: int, anew: bool) -> dict[str, Any]:
+    """Results by name; each is written as soon as it is there.
+
+    Args:
+        wanted: what is to be there.
+        file: of results.
+        workers: processes.
+        anew: diagnose again what has been diagnosed.
+    """
     done: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    missing = [one for one in wanted if one.name not in done]
+    missing = [one for one in wanted if anew or "diagnosis" not in done.get(one.name, {})]
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # for the workers, which start afresh
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(measure, one): one for one in missing}
+        running = {pool.submit(measure, one, done.get(one.name, {}).get("run")): one for one in missing}
         for future in as_completed(running):
-            done[running[future].name] = future.result()
+            name = running[future].name
+            done[name] = future.result()
             half_written = file.with_suffix(".part")
             half_written.write_text(json.dumps(done))
             half_written.replace(file)
-            row = Row.of(done[running[future].name])
+            row = Row.of(done[name])
             state, mark = "alive" if row.alive else "dead", "" if row.agrees else "  <- differs"
-            print(f"{row.configuration.name}: {row.loss:.3f} {state}; {row.verdict.value}{mark}", flush=True)
+            print(f"{name}: {row.loss:.3f} {state}; {row.verdict.value}{mark}", flush=True)
     return done
 
 
@@ -218,11 +250,12 @@ def main() -> None:
     parser.add_argument("--warmups", type=int, nargs="+", default=list(WARMUPS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only_table", action="store_true", help="run nothing: the table of what is there")
+    parser.add_argument("--diagnose_again", action="store_true", help="with other rules: real runs are not repeated")
     chosen = parser.parse_args()
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     wanted = grid(chosen)
-    done = run_missing([] if chosen.only_table else wanted, chosen.results, chosen.workers)
-    rows = [Row.of(done[one.name]) for one in wanted if one.name in done]
+    done = run_missing([] if chosen.only_table else wanted, chosen.results, chosen.workers, chosen.diagnose_again)
+    rows = [Row.of(done[one.name]) for one in wanted if "diagnosis" in done.get(one.name, {})]
     print("\n".join(table(rows)) if rows else f"{chosen.results} has no results.")
 
 

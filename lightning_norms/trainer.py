@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lightning_norms.diagnosing import Rebuild, diagnose
 from lightning_norms.reports.diagnosis import Diagnosis
+from lightning_norms.reports.diagnosis_page import diagnosis_page
 from lightning_norms.reports.diagnosis_text import diagnosis_text
 from lightning_norms.trial_progress import ConsoleProgress
 
@@ -33,7 +34,7 @@ class NormsTrainer(Trainer):
         seeds: int = 1,
         no_trials: bool = False,
         folder: str = "diagnosis",
-        format: Literal["table", "json"] = "table",  # noqa: A002 - the name of the option
+        format: Literal["table", "json", "html"] = "table",  # noqa: A002 - the name of the option
     ) -> None:
         """Say whether a run trains, why not, and what fixes it; exit code 0 trains, 3 does not, 2 wrong input.
 
@@ -43,8 +44,8 @@ class NormsTrainer(Trainer):
             steps: optimizer steps of each short trial.
             seeds: number of seeds to repeat all trials for; gains then have a spread.
             no_trials: only look at the first step.
-            folder: where diagnosis.json (and diagnosis.html) go; made if it is not there.
-            format: what is printed: a table and a summary, or the JSON.
+            folder: where diagnosis.json and diagnosis.html go; made if it is not there.
+            format: what is printed: tables and a summary, the JSON, or the page in HTML.
         """
         progress = ConsoleProgress() if self.is_global_zero else None
         found = diagnose(
@@ -60,13 +61,16 @@ class NormsTrainer(Trainer):
         self.diagnosis = found
         if not self.is_global_zero:
             return
+        written = {"json": found.to_json(), "html": diagnosis_page(found)}
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        (target / "diagnosis.json").write_text(found.to_json(), encoding="utf-8")
-        if format == "json":
-            print(found.to_json(), end="")
+        for ending, text in written.items():
+            (target / f"diagnosis.{ending}").write_text(text, encoding="utf-8")
+        if format in written:
+            print(written[format], end="")
             return
         console = Console()
         for part in diagnosis_text(found):
             console.print(part, highlight=False, markup=False)
-        console.print(f"\nAll numbers: {target / 'diagnosis.json'}", highlight=False, markup=False, soft_wrap=True)
+        places = f"\nPictures: {target / 'diagnosis.html'}\nAll numbers: {target / 'diagnosis.json'}"
+        console.print(places, highlight=False, markup=False, soft_wrap=True)
