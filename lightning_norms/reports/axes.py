@@ -128,13 +128,18 @@ def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
     return kept
 
 
-def log_limits(values: Iterable[float], fewest: float = 1.0) -> tuple[float, float] | None:
-    """Range around the positive finite values, ``fewest`` decades at the least so that noise looks like noise."""
+def log_limits(values: Iterable[float], fewest: float = 1.0, margin: float = 0.05) -> tuple[float, float] | None:
+    """Range around the positive finite values, ``fewest`` decades at the least so that noise looks like noise.
+
+    Example:
+        >>> log_limits([0.01, 0.0, 100.0], margin=0.0), log_limits([float("nan")])
+        ((0.01, 100.0), None)
+    """
     good = [value for value in values if 0 < value < math.inf]
     if not good:
         return None
     low, high = math.log10(max(min(good), 1e-300)), math.log10(min(max(good), 1e300))
-    pad = max(0.05 * (high - low), (fewest - (high - low)) / 2)
+    pad = max(margin * (high - low), (fewest - (high - low)) / 2)
     return 10 ** (low - pad), 10 ** (high + pad)
 
 

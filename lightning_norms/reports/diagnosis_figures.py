@@ -65,7 +65,7 @@ def _depth_caption(profile: DepthProfile, after: DepthProfile | None) -> Iterato
     zeros = sum(value == 0 for values in stacks.values() for value in values)
     strange = sum(not math.isfinite(value) for values in stacks.values() for value in values)
     if zeros or strange:
-        yield f"Exactly 0 (at the lower edge): {zeros} blocks. Not finite: {strange} blocks. "
+        yield f"Blocks at exactly 0, drawn at the lower edge: {zeros}. Not finite: {strange}. "
     others = [(g, v) for g, v in zip(profile.groups, profile.values, strict=True) if "block_" not in g]
     if others and profile.name != "norm_input":
         yield "Outside the blocks: " + ", ".join(f"{group} {number(value)}" for group, value in others) + "."

@@ -24,7 +24,7 @@ STRANGE = (("zero", "exactly 0"), ("infinite", "infinite"), ("missing", "NaN"))
 def heat_figures(trials: Sequence[Trial]) -> Iterator[Element]:
     """Gradient norm of every block over the steps of each trial, all in the same colours."""
     drawn = [trial for trial in trials if trial.gradients.groups and trial.gradients.steps]
-    limits = log_limits((v for trial in drawn for row in trial.gradients.values for v in row), fewest=4.0)
+    limits = log_limits((v for trial in drawn for row in trial.gradients.values for v in row), fewest=4.0, margin=0.0)
     if limits is None:
         return
     low, high = max(limits[0], limits[1] * 1e-12), limits[1]

@@ -26,8 +26,8 @@ def element(name: str, *content: Content, **attributes: object) -> Element:
         >>> html(element("p", "a < b", element("b", "!"), class_="x", aria_label='"'))
         '<p class="x" aria-label="&quot;">a &lt; b<b>!</b></p>'
     """
-    plain = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items() if value is not None}
-    made = Element(name, plain)
+    kept = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    made = Element(name, {key: _clean(str(value)) for key, value in kept.items()})
     for each in _flat(content):
         if isinstance(each, Element):
             made.append(each)
