@@ -46,7 +46,7 @@ def diagnosis_page(found: Diagnosis) -> str:
         found: any diagnosis; parts that it does not have are left out or said to be missing.
 
     Example:
-        >>> from lightning_norms.reports.diagnosis import Look
+        >>> from lightning_norms.reports.diagnosis import Look, Verdict
         >>> facts = Facts("Net", 9, 9, {"": 2}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
         >>> page = diagnosis_page(Diagnosis(facts, Look(1.5, 4, 1.386, None, 0, None, None), Verdict.UNDECIDED))
         >>> "Only the first step was looked at" in page, "http" in page
