@@ -95,6 +95,8 @@ class _Session:
         self.notes: list[str] = []
         entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
         self.uniform_loss: float | None = None
+        self.batches: list[float] = []
+        self.constants: tuple[float, ...] = ()
         self.constant_loss: float | None = None if entropy is None else float(entropy)
 
     def run(self, given: Sequence[Callback], seeds: int, trials: bool) -> Diagnosis:
@@ -173,7 +175,6 @@ class _Session:
     def _trials(
         self, module: Any, data: Any, given: Sequence[Callback], changes: Sequence[Change], number: int
     ) -> Iterable[Trial]:
-        batches: list[float] = []
         for change in changes:
             recorder = self._recorder(change)
             self.progress.start(change.name if not number else f"{change.name}, seed {number}", self.steps)
@@ -185,19 +186,20 @@ class _Session:
                     raise
                 self.notes.append(f"{change.name} could not be tried: {str(error).splitlines()[0]}")
                 continue
-            if self.constant_loss is None and change is GIVEN:
-                self.constant_loss = recorder.known_constant_loss
-            batches = batches or recorder.batches
-            if recorder.batches != batches[: len(recorder.batches)]:
+            if change is GIVEN:
+                self.batches, self.constants = recorder.batches, recorder.constants
+                self.constant_loss = recorder.constant_loss
+            elif recorder.batches != self.batches[: len(recorder.batches)]:
                 self.notes.append(f"the data gave other batches to {change.name}: its gain has that noise in it")
-            yield recorder.result(change, number, self.constant_loss, self.uniform_loss)
+            yield recorder.result(change, number, self.uniform_loss)
 
     def _recorder(self, change: Change) -> Recorder:
         return Recorder(
             self.steps,
             self.constant_loss,
+            () if change is GIVEN else self.constants,
             change.learning_rate,
-            watch_labels=self.constant_loss is None and change is GIVEN,
+            watch_labels=change is GIVEN,
             run_to_the_end=change is GIVEN,
             progress=self.progress.step,
         )

@@ -37,6 +37,8 @@ class LossWatcher(TorchFunctionMode):
         """Of the last loss, detached."""
         self.smoothing = 0.0
         self._counts: dict[int, Tensor] = {}
+        self._steps: list[dict[int, Tensor]] = []
+        self._window: dict[int, Tensor] = {}
         self._moments: dict[tuple[int, ...], Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,6 +57,11 @@ class LossWatcher(TorchFunctionMode):
     def stop(self) -> None:
         """Watch no more."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def end_step(self) -> None:
+        """The labels since the last call were those of one step."""
+        self._steps.append(self._window)
+        self._window = {}
 
     @property
     def classes(self) -> int | None:
@@ -89,6 +96,26 @@ class LossWatcher(TorchFunctionMode):
         whole._moments = {shape: _sum(trainer, moments) for shape, moments in sorted(self._moments.items())}
         return whole.constant_loss()
 
+    def constant_losses_over(self, trainer: Any) -> tuple[float, ...]:
+        r"""Loss of the best constant prediction on the labels of each step; empty if no classes were counted.
+
+        One prediction for all steps, so that a run that follows these losses step by step knows nothing more. A
+        collective.
+
+        .. math:: -\sum_v \frac{c_{tv}}{n_t} \ln p_v + \frac{m - 1}{2n}
+        """
+        size = self.classes
+        if size is None:
+            return ()
+        rows = [step.get(size, torch.zeros_like(self._counts[size])) for step in self._steps]
+        counts = _sum(trainer, torch.stack(rows)) if rows else torch.zeros(0, size)
+        total = counts.sum(0)
+        shares = (1 - self.smoothing) * total.double() / total.sum() + self.smoothing / size
+        logs = shares.clamp(min=1e-300).log()
+        mixed = (1 - self.smoothing) * counts.double() + self.smoothing * counts.sum(1, keepdim=True) / size
+        optimism = (int((total > 0).sum()) - 1) / (2 * float(total.sum()))
+        return tuple((-(mixed * logs).sum(1) / counts.sum(1) + optimism).tolist())
+
     @torch.no_grad()
     def _take_classes(self, given: inspect.BoundArguments) -> None:
         given.apply_defaults()
@@ -103,6 +130,8 @@ class LossWatcher(TorchFunctionMode):
             counts = torch.bincount(valid.flatten(), minlength=size).float()
         before = self._counts.get(size)
         self._counts[size] = counts if before is None else before + counts
+        earlier = self._window.get(size)
+        self._window[size] = counts if earlier is None else earlier + counts
 
     @torch.no_grad()
     def _take_values(self, given: inspect.BoundArguments) -> None:

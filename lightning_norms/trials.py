@@ -67,7 +67,8 @@ class Recorder(Callback):
 
     Args:
         steps: optimizer steps of the trial.
-        constant_loss: that of the best constant prediction, if it is known; else it is estimated from the labels.
+        constant_loss: that of the best constant prediction, if it is known.
+        constants: the same on the labels of each step, as an earlier trial on the same batches found them.
         learning_rate: factor on the learning rate of every optimizer.
         watch_labels: count the labels of every step.
         run_to_the_end: stop early for nothing but NaN and infinity.
@@ -78,14 +79,14 @@ class Recorder(Callback):
         self,
         steps: int,
         constant_loss: float | None = None,
+        constants: Sequence[float] = (),
         learning_rate: float = 1.0,
         watch_labels: bool = False,
         run_to_the_end: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.steps, self.learning_rate, self.progress = steps, learning_rate, progress
-        self._constant_loss, self.run_to_the_end = constant_loss, run_to_the_end
-        self.known_constant_loss: float | None = constant_loss
+        self.constant_loss, self.constants, self.run_to_the_end = constant_loss, tuple(constants), run_to_the_end
         self.watcher = LossWatcher() if watch_labels else None
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
@@ -136,6 +137,8 @@ class Recorder(Callback):
             return
         seen = self._observer.observe(trainer, optimizer)
         step = len(self.losses)
+        if self.watcher is not None:
+            self.watcher.end_step()
         self.losses.append(math.nan if seen.loss is None else seen.loss)
         self.grad_norms.append(seen.grad_norm)
         by_block = tuple(norm for stack in seen.stacks for norm in stack)
@@ -143,7 +146,7 @@ class Recorder(Callback):
             self.recorded.append((step, by_block))
         if not self._is_the_scalers(trainer, seen):
             self._judge(step, seen)
-        self.stopped_early = self._is_decided(trainer)
+        self.stopped_early = self._is_decided()
 
     @override
     def on_train_batch_end(
@@ -162,7 +165,10 @@ class Recorder(Callback):
     @override
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """What the labels of the whole trial tell."""
-        self.known_constant_loss = self.constant_loss(trainer)
+        if self.watcher is not None:
+            self.constants = self.watcher.constant_losses_over(trainer)
+            if self.constant_loss is None:
+                self.constant_loss = self.watcher.constant_loss_over(trainer)
 
     @override
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -201,19 +207,17 @@ class Recorder(Callback):
     def _note(self, step: int, found: Finding) -> None:
         self.events.append(TrialEvent(step, found.cause, found.message, dict(found.evidence)))
 
-    def _is_decided(self, trainer: Any) -> bool:
+    def _is_decided(self) -> bool:
         """Whether more steps can change nothing; the same on every rank, as it rests on reduced numbers."""
         if any(event.cause == "non_finite" for event in self.events):
             return True
-        if self.run_to_the_end or not is_dead(self.losses, self.stalled_steps, None):
-            return False
-        return is_dead(self.losses, self.stalled_steps, self.constant_loss(trainer))
+        return not self.run_to_the_end and is_dead(self._excess(), self.stalled_steps, self.constant_loss)
 
-    def constant_loss(self, trainer: Any) -> float | None:
-        """Loss of the best constant prediction, as far as it is known; a collective if labels are counted."""
-        if self._constant_loss is not None or self.watcher is None:
-            return self._constant_loss
-        return self.watcher.constant_loss_over(trainer)
+    def _excess(self) -> tuple[float, ...]:
+        """Loss less that of a constant prediction, step by step; of the whole, where steps are not known."""
+        if self.constants:
+            return tuple(loss - constant for loss, constant in zip(self.losses, self.constants, strict=False))
+        return () if self.constant_loss is None else tuple(loss - self.constant_loss for loss in self.losses)
 
     def _close(self) -> None:
         if self._watching and self.watcher is not None:
@@ -226,29 +230,28 @@ class Recorder(Callback):
             factors_of(optimizer).remove(NAME)
         self._observer = None
 
-    def result(
-        self, change: Change, seed: int, constant_loss: float | None, uniform_loss: float | None = None
-    ) -> Trial:
+    def result(self, change: Change, seed: int, uniform_loss: float | None = None) -> Trial:
         """What was recorded, judged."""
         steps = tuple(step for step, _ in self.recorded)
         values = tuple(zip(*(norms for _, norms in self.recorded), strict=True))
         trial = Trial(
-            change.name,
-            change.words,
-            change.patch,
-            seed,
-            self.steps,
-            change.rebuild is None,
-            tuple(self.losses),
-            tuple(self.grad_norms),
-            tuple(self.rates),
-            Profile(self.groups, steps, values) if values else Profile((), (), ()),
-            tuple(self.events),
-            self.stalled_steps,
-            level(self.losses),
+            name=change.name,
+            change=change.words,
+            patch=change.patch,
+            seed=seed,
+            planned_steps=self.steps,
+            keeps_model=change.rebuild is None,
+            losses=tuple(self.losses),
+            excess=self._excess(),
+            grad_norms=tuple(self.grad_norms),
+            learning_rates=tuple(self.rates),
+            gradients=Profile(self.groups, steps, values) if values else Profile((), (), ()),
+            events=tuple(self.events),
+            stalled_steps=self.stalled_steps,
+            end_loss=level(self.losses),
             stopped_early=self.stopped_early and len(self.losses) < self.steps,
         )
-        verdict, reason = judge(trial, constant_loss, uniform_loss)
+        verdict, reason = judge(trial, self.constant_loss, uniform_loss)
         return replace(trial, verdict=verdict, reason=reason)
 
 

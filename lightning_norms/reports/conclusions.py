@@ -18,6 +18,7 @@ from lightning_norms.reports.diagnosis import (
 )
 from lightning_norms.reports.mechanisms import mechanisms
 from lightning_norms.reports.summary import summarize
+from lightning_norms.reports.verdicts import settled
 
 SEVERITY = (
     Verdict.NON_FINITE,
@@ -42,6 +43,7 @@ def conclude(
         notes: what was left out, and why.
         rescaled_look: the look after the residual rescale.
     """
+    trials = [settled(each, _beside(each, trials), look.constant_loss) for each in trials]
     found = Diagnosis(
         facts,
         look,
@@ -75,6 +77,11 @@ def rank(trials: Sequence[Trial]) -> tuple[Fix, ...]:
             by_name.setdefault(trial.name, []).append(trial)
     fixes = [_fix(group, base) for group in by_name.values()]
     return tuple(sorted(fixes, key=_order))
+
+
+def _beside(trial: Trial, trials: Iterable[Trial]) -> list[Trial]:
+    """The other trials of its seed on the same architecture."""
+    return [each for each in trials if each is not trial and each.seed == trial.seed and each.keeps_model]
 
 
 def _fix(group: Sequence[Trial], base: dict[int, Trial]) -> Fix:

@@ -158,6 +158,8 @@ class Trial:
     """False if the change is another architecture (a placement)."""
     losses: tuple[float, ...] = ()
     """Training loss of every optimizer step, nats; NaN where a step had none."""
+    excess: tuple[float, ...] = ()
+    """Loss less that of the best constant prediction on the same labels: without the noise of the batches."""
     grad_norms: tuple[float, ...] = ()
     """L2 norm of the whole gradient, before clipping."""
     learning_rates: tuple[float, ...] = ()
