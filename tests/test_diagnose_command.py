@@ -83,6 +83,15 @@ def test_json_alone_goes_to_stdout(folder, capsys):
     assert [trial["planned_steps"] for trial in found["trials"]] == [3] * len(found["trials"])
 
 
+def test_the_page_is_written_and_can_be_printed(folder, capsys):
+    assert run("--config", "healthy.yaml", "--no_trials", "--format=html") == 0
+    page = capsys.readouterr().out
+    assert page == (folder / "diagnosis/diagnosis.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert "No verdict yet" in page
+    assert {path.name for path in (folder / "diagnosis").iterdir()} == {"diagnosis.html", "diagnosis.json"}
+
+
 def test_a_look_alone_has_no_verdict_and_fails_nothing(folder, capsys):
     assert run("--config", "dead.yaml", "--no_trials") == 0
     assert "there is no verdict" in capsys.readouterr().out.replace("\n", " ")
