@@ -77,7 +77,7 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, list[Content]]]:
     yield "Popular sentences, held against these numbers", [claims_table(found)]
     yield "The run", [facts_table(found.facts)]
     yield "Not tried, not measured", [_listed("ul", found.notes)]
-    yield "In plain words, as on the console", [_listed("ul", found.summary)]
+    yield "The same as on the console", [_folded("In plain words", _listed("ul", found.summary))]
 
 
 def _losses(found: Diagnosis, order: list[str]) -> Content:
@@ -94,6 +94,10 @@ def _section(title: str, body: list[Content]) -> Content:
 
 def _listed(kind: str, sentences: Sequence[str]) -> Content:
     return element(kind, (element("li", sentence) for sentence in sentences)) if sentences else None
+
+
+def _folded(title: str, content: Content) -> Content:
+    return element("details", element("summary", title), content) if content is not None else None
 
 
 def _pictures(figures: Iterator[Element]) -> Content:

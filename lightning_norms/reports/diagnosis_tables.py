@@ -23,14 +23,14 @@ def trial_order(found: Diagnosis) -> list[str]:
 
 def trials_table(found: Diagnosis, order: Sequence[str]) -> Content:
     """One row a change, with its number in ``order``, which the curves have too."""
-    head = ("", "trial", "verdict", "end loss", "gain", "bottom/top gradient", "steps", "why this verdict")
+    head = ("trial", "verdict", "end loss", "gain", "bottom/top gradient", "steps", "why this verdict")
     fixes = {fix.name: fix for fix in found.fixes}
     rows = [
         _trial_row(i, name, [trial for trial in found.trials if trial.name == name], fixes.get(name))
         for i, name in enumerate(order)
         if any(trial.name == name for trial in found.trials)
     ]
-    return table(head, rows, numbers=(3, 4, 5, 6), texts=(1, 7))
+    return table(head, rows, numbers=(2, 3, 4, 5), texts=(0, 6))
 
 
 def _trial_row(index: int, name: str, runs: Sequence[Trial], fix: Fix | None) -> list[Content]:
@@ -41,8 +41,7 @@ def _trial_row(index: int, name: str, runs: Sequence[Trial], fix: Fix | None) ->
         else f"{fix.gain:+.3f}" + ("" if fix.spread is None else f" ± {fix.spread:.3f}")
     )
     return [
-        str(index),
-        [element("strong", name), element("div", runs[0].change or "nothing is changed", class_="soft")],
+        [f"{index} {name}", element("div", runs[0].change or "nothing is changed", class_="soft")],
         [[_badge(verdict), " "] for verdict in dict.fromkeys(trial.verdict for trial in runs)],
         end_loss([trial.end_loss for trial in runs if trial.end_loss is not None]),
         gain,

@@ -48,6 +48,8 @@ def table(
 ) -> Element:
     """A table in a box of its own, which scrolls sideways by itself where it is too wide; focusable, for the keyboard.
 
+    On a phone every row is a list of its cells, each with the title of its column.
+
     Args:
         head: titles of the columns.
         rows: their cells; the first of a row names it.
@@ -59,7 +61,8 @@ def table(
 
     def cell(column: int, content: Content) -> Element:
         kind = {"scope": "row"} if column == 0 else {}
-        return element("td" if column else "th", content, class_=classes.get(column), **kind)
+        name, label = ("td", titles[column]) if column else ("th", None)
+        return element(name, content, class_=classes.get(column), data_label=label, **kind)
 
     body = [element("tr", (cell(i, content) for i, content in enumerate(row))) for row in rows]
     first = (element("th", title, scope="col", class_=classes.get(i)) for i, title in enumerate(titles))

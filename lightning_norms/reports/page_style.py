@@ -20,7 +20,7 @@ h3 { font-size: 1rem; margin: 0 0 .4em; }
 p, li, dd { overflow-wrap: anywhere; max-width: 46em; }
 ol, ul { padding-left: 1.3em; }
 li { margin: .35em 0; }
-.kicker, figcaption, .soft { color: var(--soft); font-size: .875rem; }
+.kicker, figcaption, .soft { color: var(--soft); font-size: .875rem; font-weight: 400; }
 .verdict { border-left: 6px solid var(--open); background: var(--card); padding: 14px 16px; border-radius: 4px; }
 .verdict.good { border-color: var(--good); } .verdict.bad { border-color: var(--bad); }
 .good b, b.good { color: var(--good); } .bad b, b.bad { color: var(--bad); } b.open { color: var(--open); }
@@ -58,6 +58,14 @@ ul.legend li { margin: 0; } div.legend { font-size: .875rem; }
 .swatch { display: inline-block; width: 12px; height: 12px; border: 1px solid var(--soft); }
 .zero { fill: hotpink; background: hotpink; } .infinite { fill: red; background: red; }
 .missing { fill: lightgrey; background: lightgrey; }
+@media (max-width: 560px) {
+  thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  tbody tr { display: block; padding: 7px 10px; border-bottom: 1px solid var(--edge); }
+  tbody tr:last-child { border-bottom: 0; }
+  tbody th, tbody td, tbody .number, tbody .text { display: block; padding: 1px 0; border: 0; text-align: left;
+    min-width: 0; white-space: normal; }
+  td:empty { display: none; }
+  td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; } }
 summary { cursor: pointer; color: var(--link); }
 """ + "".join(
     f".s{i} {{ stroke: var(--{name}); }} .plot text.t{i} {{ fill: var(--{name}); font-weight: 700; }}\n"

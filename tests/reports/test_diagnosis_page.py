@@ -145,18 +145,14 @@ def test_the_fix_is_said_with_its_gain_and_its_yaml():
 def test_trials_are_numbered_as_their_curves_the_given_one_first():
     page = page_of(dead())
     rows = page.table("verdict")[1:]
-    assert [row[0] for row in rows] == ["0", "1", "2"]
-    assert rows[0][1:] == [
-        "as givennothing is changed",
-        "✗\xa0stalls\xa0silently ",
-        "3.333",
-        "",
-        "2.0e-06",
-        "3",
-        "why as given",
+    assert [row[0] for row in rows] == [
+        "0 as givennothing is changed",
+        "1 warmupchange of warmup",
+        "2 lr/3change of lr/3",
     ]
-    assert rows[1][2:7] == ["✓\xa0trains ", "2.875", "+0.458", "1", "3"]
-    assert rows[2][2:5] == ["?\xa0undecided ", "5.444", "-2.111"]
+    assert rows[0][1:] == ["✗\xa0stalls\xa0silently ", "3.333", "", "2.0e-06", "3", "why as given"]
+    assert rows[1][1:6] == ["✓\xa0trains ", "2.875", "+0.458", "1", "3"]
+    assert rows[2][1:4] == ["?\xa0undecided ", "5.444", "-2.111"]
     legend = page.text[page.text.index("optimizer step") :]
     assert all(words in legend for words in ("0 as given", "1 warmup", "2 lr/3"))
 
