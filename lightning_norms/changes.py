@@ -12,13 +12,13 @@ from lightning.pytorch import Callback
 
 from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
+from lightning_norms.counterfactual import Change
 from lightning_norms.model.designs import DeepNorm, PreNorm
 from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.diagnosis import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
 from lightning_norms.schedules import Linear
-from lightning_norms.trials import Change
 from lightning_norms.writers import residual_writers, value_path
 
 DIVISORS = (3, 10)

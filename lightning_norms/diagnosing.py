@@ -25,11 +25,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out, same_order
 from lightning_norms.changes import GIVEN, Plan, plan
+from lightning_norms.counterfactual import Change
 from lightning_norms.looking import Looker
 from lightning_norms.reports.conclusions import conclude
 from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
 from lightning_norms.trial_progress import Silent, TrialProgress
-from lightning_norms.trials import Change, Recorder, run_trial
+from lightning_norms.trials import Recorder, run_trial
 
 Rebuild = Callable[[int], tuple[Any, Any]]
 """Seed -> (module, data) made anew with it."""
@@ -40,7 +41,7 @@ def diagnose(
     data: Any = None,
     trainer: Any = None,
     *,
-    steps: int = 80,
+    steps: int | None = None,
     seeds: int = 1,
     trials: bool = True,
     rebuild: Rebuild | None = None,
@@ -56,7 +57,8 @@ def diagnose(
         data: a LightningDataModule, training loaders, or None for the module's own ``train_dataloader``.
         trainer: whose precision, strategy, accumulation, clipping and callbacks count; None for one process on any
             accelerator. Callbacks that write, watch or rescue are left out.
-        steps: optimizer steps of a trial; those that are decided earlier stop earlier.
+        steps: optimizer steps of a trial; those that are decided earlier stop earlier. None for 80, or half as many
+            again as the configuration's warmup takes, up to 160.
         seeds: repeat all trials for so many seeds.
         trials: False only looks at the first step.
         rebuild: makes module and data anew for seeds after the first; without it these differ only in the order of the
@@ -84,13 +86,18 @@ def diagnose(
         return session.run(given, seeds, trials)
 
 
+STEPS = 80
+"""Of a trial, unless somebody says otherwise."""
+
+
 class _Session:
     """One call: what every fit of it shares."""
 
     def __init__(
-        self, module: Any, data: Any, trainer: Any, steps: int, progress: TrialProgress, rebuild: Rebuild | None
+        self, module: Any, data: Any, trainer: Any, steps: int | None, progress: TrialProgress, rebuild: Rebuild | None
     ) -> None:
-        self.module, self.data, self.trainer, self.steps = module, data, trainer, steps
+        self.module, self.data, self.trainer = module, data, trainer
+        self.wanted_steps, self.steps = steps, STEPS if steps is None else steps
         self.progress, self.rebuild = progress, rebuild
         self.notes: list[str] = []
         entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
@@ -119,6 +126,10 @@ class _Session:
 
     def _fit_steps(self, facts: Facts) -> None:
         """No trial is longer than the run; one that is shorter than its warmup does not see the peak, and says so."""
+        longer = math.ceil(1.5 * (facts.warmup_steps or 0))
+        if self.wanted_steps is None and STEPS < longer <= 2 * STEPS:
+            self.steps = longer
+            self.notes.append(f"trials have {self.steps} steps, to see what comes after {facts.warmup_steps} of warmup")
         if facts.total_steps is not None and facts.total_steps < self.steps:
             self.steps = facts.total_steps
             self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
@@ -205,8 +216,8 @@ class _Session:
         )
 
 
-def _check(steps: int, seeds: int) -> None:
-    for name, value, least in (("steps", steps, 1), ("seeds", seeds, 1)):
+def _check(steps: int | None, seeds: int) -> None:
+    for name, value, least in (("steps", STEPS if steps is None else steps, 1), ("seeds", seeds, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"diagnose: {name} is {value!r}, but it must be a whole number >= {least}.")
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_norms.depth import Stack
 from lightning_norms.initial_weights import already_scaled
-from lightning_norms.reports.diagnosis import DepthProfile, Facts, Flag
+from lightning_norms.reports.diagnosis import Facts, Flag
 from lightning_norms.rescale_rules import GPT2Rescale
 from lightning_norms.writers import Matrix
 
@@ -45,15 +45,6 @@ def rescaled_already(module: nn.Module, writers: Sequence[Matrix]) -> Iterator[F
         factor = rule.gain(1, max(matrix.layers for matrix in writers))
         sentence = f"this init already has 1/sqrt(2L) = {factor:.3g} on its {len(writers)} residual writers"
         yield Flag("rescaled init", sentence, {"factor": factor})
-
-
-def without_gradient(profile: DepthProfile) -> Iterator[Flag]:
-    """Trainable groups whose gradient is exactly zero at the first step."""
-    dead = [group for group, value in zip(profile.groups, profile.values, strict=True) if value == 0]
-    if dead:
-        named = ", ".join(dead[:4]) + (", ..." if len(dead) > 4 else "")
-        sentence = f"the first gradient is exactly 0 in {len(dead)} of {len(profile.groups)} groups ({named})"
-        yield Flag("no gradient", sentence, {"groups": float(len(dead))})
 
 
 def traps(optimizers: Sequence[Optimizer], facts: Facts) -> Iterator[Flag]:

@@ -16,13 +16,20 @@ from typing_extensions import override
 
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_probe import DepthProbe
-from lightning_norms.initial_flags import identical_blocks, rescaled_already, traps, without_gradient
+from lightning_norms.initial_flags import identical_blocks, rescaled_already, traps
 from lightning_norms.labels import LossWatcher
-from lightning_norms.learning_rate import factors_of
 from lightning_norms.measure import GroupNorms, sharding_group, update_ratio
 from lightning_norms.observing import StepObserver, pending_scale
+from lightning_norms.pass_flags import (
+    end_of_stack,
+    idle_first_step,
+    rounded_updates,
+    ruled_by_eps,
+    without_gradient,
+)
 from lightning_norms.reports.diagnosis import DepthProfile, Facts, Flag, Look
 from lightning_norms.reports.growth import growths
+from lightning_norms.run_facts import facts_of, refuse
 from lightning_norms.writers import Matrix, residual_writers
 
 MEANINGS = {
@@ -73,9 +80,9 @@ class Looker(Callback):
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Facts, and what the weights alone tell."""
-        _refuse(trainer)
+        refuse(trainer)
         self._depth = DepthMap.of(pl_module)
-        self.facts = _facts(trainer, pl_module, self._depth, self._given, self._left_out)
+        self.facts = facts_of(trainer, pl_module, self._depth, self._given, self._left_out)
         writers = _writers(pl_module)
         self._probe = DepthProbe(pl_module, self._depth.stacks, writers)
         self._observer = StepObserver(pl_module)
@@ -198,17 +205,8 @@ class Looker(Callback):
             "stream_gradient": (blocks, seen["gradient"].sqrt() / scale),
             "norm_input": (norms, _mean_over_ranks(trainer, probe.vector("norm", norms, device)).sqrt()),
         }
-        self._flags += _end_of_stack(self._depth, probe)
-        smallest = probe.smallest_eps_ratio
-        if smallest is not None and smallest[0] < 10:
-            self._flags.append(
-                Flag(
-                    "eps",
-                    f"the input of {smallest[1]} has a variance of only {smallest[0]:.2g} x the norm's eps, so eps sets"
-                    " its output, not the input",
-                    {"variance_over_eps": smallest[0]},
-                )
-            )
+        self._flags += end_of_stack(self._depth, probe)
+        self._flags += ruled_by_eps(probe)
 
     def _post_norm(self) -> bool | None:
         """Whether every block ends in a norm; None if no block was seen."""
@@ -230,16 +228,8 @@ class Looker(Callback):
         gradient = next((each for each in profiles if each.name == "parameter_gradient"), None)
         if gradient is not None:
             self._flags += without_gradient(gradient)
-        if self._rounded > 0.5:
-            self._flags.append(
-                Flag(
-                    "rounded updates",
-                    f"{self._rounded:.0%} of the half-precision weights did not move in the first update: it is "
-                    "smaller than their last digit",
-                    {"share": self._rounded},
-                )
-            )
-        self._flags += _first_rate(trainer)
+        self._flags += rounded_updates(self._rounded)
+        self._flags += idle_first_step(trainer.optimizers[0])
         classes, logits = self._watcher.classes, self._watcher.logits
         constant = self._constant_loss if self._constant_loss is not None else self._watcher.constant_loss()
         return Look(
@@ -260,85 +250,11 @@ class Looker(Callback):
 GROWING = ("stream_rms", "stream_gradient", "parameter_gradient", "block_change")
 
 
-def _refuse(trainer: Any) -> None:
-    """Say at once what cannot be looked at."""
-    kinds = [type(optimizer).__name__ for optimizer in trainer.optimizers if optimizer.param_groups]
-    if not kinds:
-        raise ValueError("diagnose: the module has no optimizer (configure_optimizers gives none), so nothing trains.")
-    if "LBFGS" in kinds:
-        raise ValueError("diagnose: LBFGS computes many losses for one step, so its steps cannot be told apart.")
-    if "DeepSpeed" in type(trainer.strategy).__name__:
-        raise ValueError("diagnose: DeepSpeed keeps gradients to itself; use ddp or a single device for the diagnosis.")
-
-
-def _facts(trainer: Any, module: Any, depth: DepthMap, given: Sequence[Callback], left_out: Sequence[str]) -> Facts:
-    optimizer = trainer.optimizers[0]
-    group = optimizer.param_groups[0]
-    warmup = factors_of(optimizer).get("warmup")
-    configs = trainer.strategy.lr_scheduler_configs
-    total = trainer.estimated_stepping_batches if module.automatic_optimization else trainer.max_steps
-    parameters = {id(p): p for p in module.parameters()}.values()
-    return Facts(
-        module=type(module).__name__,
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        blocks={stack.label: len(stack.blocks) for stack in depth.stacks},
-        optimizer=type(optimizer).__name__,
-        learning_rate=float(group.get("initial_lr", group["lr"])),
-        beta2=float(group["betas"][1]) if "betas" in group else None,
-        scheduler=type(configs[0].scheduler).__name__ if configs else None,
-        warmup_steps=getattr(warmup, "warmup_length", lambda: None)(),
-        total_steps=int(total) if 0 < total < math.inf else None,
-        precision=str(trainer.precision),
-        ranks=trainer.world_size,
-        accumulate=trainer.accumulate_grad_batches,
-        manual=not module.automatic_optimization,
-        callbacks=tuple(type(callback).__name__ for callback in given),
-        left_out=tuple(left_out),
-    )
-
-
 def _writers(module: Any) -> tuple[Matrix, ...]:
     try:
         return residual_writers(module)
     except ValueError:
         return ()
-
-
-def _first_rate(trainer: Any) -> list[Flag]:
-    used = factors_of(trainer.optimizers[0]).used()
-    if used and used[0] == 0:
-        return [Flag("idle first step", "the learning rate of the first step is 0: that batch is wasted", {"lr": 0.0})]
-    return []
-
-
-def _end_of_stack(depth: DepthMap, probe: DepthProbe) -> list[Flag]:
-    """Norms between the last block and the loss: none where one is needed, or one on top of another."""
-    flags = []
-    for stack in depth.stacks[:1] if len(depth.stacks) == 1 else ():
-        last = stack.group(stack.blocks[-1][0])
-        if last not in probe.order or last not in probe.closed:
-            continue
-        after = [name for name in probe.order[probe.order.index(last) + 1 :] if name in probe.squares["norm"]]
-        rms, spread = float(probe.squares["stream"][last].sqrt()), float(probe.closed[last])
-        if not after and spread > 0.01:
-            flags.append(
-                Flag(
-                    "no final norm",
-                    f"no norm runs after the last block, whose output has RMS {rms:.3g} and varies by {spread:.0%} "
-                    "from position to position: the head reads an unnormalised stream",
-                    {"stream_rms": rms, "spread": spread},
-                )
-            )
-        if after and spread < 1e-3:
-            flags.append(
-                Flag(
-                    "double final norm",
-                    f"the last block already ends in a norm (RMS {rms:.3g} at every position), and {after[0]} follows",
-                    {"stream_rms": rms, "spread": spread},
-                )
-            )
-    return flags
 
 
 def _share_unchanged(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

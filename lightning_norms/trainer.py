@@ -30,7 +30,7 @@ class NormsTrainer(Trainer):
         self,
         model: Any,
         datamodule: Any = None,
-        steps: int = 80,
+        steps: int | None = None,
         seeds: int = 1,
         no_trials: bool = False,
         folder: str = "diagnosis",
@@ -41,7 +41,7 @@ class NormsTrainer(Trainer):
         Args:
             model: any LightningModule.
             datamodule: its data.
-            steps: optimizer steps of each short trial.
+            steps: optimizer steps of each short trial; null for 80, or up to 160 to see beyond a warmup.
             seeds: number of seeds to repeat all trials for; gains then have a spread.
             no_trials: only look at the first step.
             folder: where diagnosis.json and diagnosis.html go; made if it is not there.

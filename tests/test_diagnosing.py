@@ -404,6 +404,17 @@ def test_warmup_and_rescale_of_the_configuration_are_in_every_trial(folder):
     assert any("the configuration has ResidualRescale" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("asked", "warmup", "total", "expected"), [(None, 8, 12, 12), (None, 60, 95, 90), (None, 500, 5, 5), (7, 60, 95, 7)]
+)
+def test_trials_are_long_enough_for_the_warmup_and_no_longer_than_the_run(folder, asked, warmup, total, expected):
+    given = trainer(folder, Warmup(Linear(warmup)), max_steps=total)
+    found = diagnose(made(lambda: Mine(nn.Embedding(VOCABULARY, VOCABULARY))), loader(), given, steps=asked)
+    assert found.trials[0].planned_steps == len(found.trials[0].losses) == expected
+    beyond = any("of its learning rate; give more steps" in note for note in found.notes)
+    assert beyond == (warmup > expected)
+
+
 def test_a_fallback_is_left_out_and_said(folder):
     found = diagnose(decoder(), Tokens(), trainer(folder, LRFallback()), steps=4)
     assert "LRFallback" in found.facts.left_out

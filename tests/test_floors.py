@@ -21,7 +21,8 @@ FLOORS = {
     "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 7, "snapshots": 8, "module": 8,
     "depth_probe": 2, "labels": 7, "borrowing": 8,
     "callbacks": 9, "reports": 9, "generate": 9,
-    "initial_flags": 10, "trials": 10, "trial_progress": 10, "looking": 11, "changes": 11, "diagnosing": 12,
+    "initial_flags": 10, "pass_flags": 10, "run_facts": 10, "counterfactual": 9, "trials": 10,
+    "trial_progress": 10, "looking": 11, "changes": 11, "diagnosing": 12,
     "trainer": 13, "cli": 14, "__main__": 15,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""

@@ -12,14 +12,12 @@
 from __future__ import annotations
 
 import json
-import math
-import types
-import typing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning_norms.depth_history import Profile
+from lightning_norms.reports.json_form import as_plain, as_typed
 
 AS_GIVEN = "as given"
 FORMAT = 1
@@ -257,7 +255,7 @@ class Diagnosis:
 
     def to_json(self) -> str:
         """Strict JSON: a number that is not finite is the string "nan", "inf" or "-inf"."""
-        return json.dumps(_plain(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(as_plain(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Diagnosis:
@@ -269,39 +267,4 @@ class Diagnosis:
         data = json.loads(text)
         if data.get("format") != FORMAT:
             raise ValueError(f"a diagnosis of format {data.get('format')!r}; this version reads {FORMAT}")
-        return _typed(data, cls)
-
-
-T = TypeVar("T")
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _typed(data: Any, kind: type[T]) -> T:
-    """``data`` as ``kind`` says; Any is left as it is."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    result: Any = data
-    if origin in (typing.Union, types.UnionType):
-        result = None if data is None else _typed(data, next(each for each in arguments if each is not type(None)))
-    elif origin is tuple:
-        result = tuple(_typed(each, arguments[0]) for each in data)
-    elif origin is dict:
-        result = {key: _typed(each, arguments[1]) for key, each in data.items()}
-    elif is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        result = kind(**{name: _typed(each, hints[name]) for name, each in data.items()})
-    elif kind is float or (isinstance(kind, type) and issubclass(kind, Enum)):
-        result = kind(data)  # type: ignore[call-arg]
-    return typing.cast(T, result)
+        return as_typed(data, cls)
