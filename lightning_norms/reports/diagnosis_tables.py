@@ -117,7 +117,7 @@ def facts_table(facts: Facts) -> Content:
         ("callbacks in the trials", ", ".join(facts.callbacks) or "none"),
         ("callbacks left out", ", ".join(facts.left_out) or "none"),
     )
-    return table(("fact", "value"), pairs)
+    return table(("fact", ""), pairs)
 
 
 def rate(facts: Facts) -> str:

@@ -65,7 +65,8 @@ ul.legend li { margin: 0; } div.legend { font-size: .875rem; }
   tbody th, tbody td, tbody .number, tbody .text { display: block; padding: 1px 0; border: 0; text-align: left;
     min-width: 0; white-space: normal; }
   td:empty { display: none; }
-  td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; } }
+  td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; }
+  td[data-label=""]::before { content: none; } }
 summary { cursor: pointer; color: var(--link); }
 """ + "".join(
     f".s{i} {{ stroke: var(--{name}); }} .plot text.t{i} {{ fill: var(--{name}); font-weight: 700; }}\n"
