@@ -40,7 +40,9 @@ def _end(trial: Trial) -> int:
 
 def _heat_map(trial: Trial, shade: Scale, end: int) -> Element:
     """One path a colour: a cell is as wide as the steps until the next recorded one."""
-    frame, profile = Frame(height=230), trial.gradients
+    profile = trial.gradients
+    labels = [label for label in profile.stacks() if label]
+    frame = Frame(height=230, left=70 if labels else 44)  # room for names such as "decoder 47"
     rows = spaced(range(len(profile.groups)), MOST_ROWS)
     columns = spaced(range(len(profile.steps)), MOST_COLUMNS)
     edges = [*(profile.steps[column] for column in columns), _end(trial)]
@@ -71,7 +73,7 @@ def _heat_map(trial: Trial, shade: Scale, end: int) -> Element:
 
 def _row_name(group: str) -> str:
     label, _, index = group.rpartition("block_")
-    return (label[:4] + str(int(index))) if index.isdigit() else group[:6]
+    return f"{label.rstrip('.')[-8:]} {int(index)}".strip() if index.isdigit() else group[:6]
 
 
 def _key(value: float, shade: Scale) -> str:

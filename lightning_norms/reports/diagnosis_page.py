@@ -151,14 +151,15 @@ def _run_in_a_line(facts: Facts) -> str:
 
 def _numbers(found: Diagnosis) -> Content:
     """What the losses are to be held against."""
-    look, given = found.look, next((t for t in found.trials if t.name == AS_GIVEN), None)
+    look = found.look
+    given = [t.end_loss for t in found.trials if t.name == AS_GIVEN and t.end_loss is not None]
     best = None if found.trains else found.best
     classes = "" if look.classes is None else f", ln\u00a0{look.classes}"
     pairs = (
         ("first loss, nats", look.first_loss, ".3f"),
         (f"loss of knowing nothing{classes}", look.uniform_loss, ".3f"),
         ("loss of the best constant prediction", look.constant_loss, ".3f"),
-        ("loss at the end of the trial as given", None if given is None else given.end_loss, ".3f"),
+        ("loss at the end of the trial as given", fmean(given) if given else None, ".3f"),
         ("the same with the fix", fmean(best.end_losses) if best and best.end_losses else None, ".3f"),
         ("RMS of the logits at the start", look.logits_rms, ".3g"),
         ("RMS change of these logits by the first update", look.logit_change, ".3g"),

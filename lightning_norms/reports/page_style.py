@@ -24,6 +24,7 @@ li { margin: .35em 0; }
 .verdict { border-left: 6px solid var(--open); background: var(--card); padding: 14px 16px; border-radius: 4px; }
 .verdict.good { border-color: var(--good); } .verdict.bad { border-color: var(--bad); }
 .good b, b.good { color: var(--good); } .bad b, b.bad { color: var(--bad); } b.open { color: var(--open); }
+td b { white-space: nowrap; }
 .lead { font-size: 1.05rem; margin: 0; }
 dl.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(135px, 1fr)); gap: 10px; margin: 16px 0 0; }
 dl.numbers div { background: var(--card); border-radius: 4px; padding: 8px 12px; }
