@@ -10,15 +10,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from rich.console import Console
 
-from lightning_norms import generate, mistakes, recipes
+from lightning_norms import generate, mistakes, patching, recipes
 
 # Imported so that their classes are known by one word in YAML.
 from lightning_norms.callbacks import (  # noqa: F401
@@ -40,9 +41,11 @@ from lightning_norms.model.norms import Norm
 from lightning_norms.model.positions import Positions
 from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
+from lightning_norms.reports.diagnosis import Diagnosis
 from lightning_norms.reports.results import results_table
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.schedules import Schedule
+from lightning_norms.trainer import NormsTrainer
 
 CHOICES: dict[str, type] = {
     "model": LightningModule,
@@ -62,12 +65,13 @@ CHOICES: dict[str, type] = {
 """What a key's value must be a subclass of."""
 
 PROGRAM = "lightning_norms"
-LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
+LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "diagnose")
 PLAIN_COMMANDS: dict[str, Callable[[list[str]], int]] = {"recipes": recipes.command, "generate": generate.command}
 DESCRIPTION = """\
 Train deep Transformers whatever the norm placement.
 
   python -m lightning_norms fit --config post48.yaml       train; a shipped recipe or a file of yours
+  python -m lightning_norms diagnose --config post48.yaml  will it train? if not: why, and what fixes it
   python -m lightning_norms recipes                        list the shipped recipes; show or cp one
   python -m lightning_norms generate --ckpt_path run.ckpt  text from a trained model
 
@@ -85,6 +89,7 @@ class NormsCLI(LightningCLI):
     """LightningCLI for any LightningModule and data module; ours are the defaults."""
 
     def __init__(self, args: list[str]) -> None:
+        self.words = args
         usages = {name: f"{PROGRAM} {name} [--config FILE] [--key value ...]" for name in LIGHTNING_COMMANDS}
         words = "\n".join(textwrap.wrap(", ".join(mistakes.subclasses(Placement)), 76, break_on_hyphens=False))
         quiet = {"exit_on_error": False, "epilog": f"--model.decoder.placement is one word of:\n{words}"}
@@ -92,6 +97,8 @@ class NormsCLI(LightningCLI):
         super().__init__(
             LightningModule,
             LightningDataModule,
+            save_config_callback=None if args[:1] == ["diagnose"] else SaveConfigCallback,
+            trainer_class=NormsTrainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             seed_everything_default=0,
@@ -115,6 +122,20 @@ class NormsCLI(LightningCLI):
             {"model": {"class_path": _path(DecoderModule)}, "data": {"class_path": _path(TextDataModule)}}
         )
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's, and ours."""
+        return {**LightningCLI.subcommands(), "diagnose": {"model", "datamodule"}}
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "diagnose":
+            text = "write the configuration with a fix in it to this file, for fit --config"
+            parser.add_argument("--write_fix", type=str | None, default=None, help=text)
+            text = "which of the changes that were tried --write_fix takes, by name; the best one without it"
+            parser.add_argument("--fix", type=str | None, default=None, help=text)
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Without Lightning's warning that arguments were given from Python: :func:`main` has resolved recipe names."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # always a list of words here
@@ -123,6 +144,60 @@ class NormsCLI(LightningCLI):
         # Lightning lets the hyper-parameters in the checkpoint win over the YAML file without a word. The YAML file is
         # what the user wrote, so it wins; a shape that does not fit then fails when the weights are loaded.
         return
+
+    def before_diagnose(self) -> None:
+        """Let trials of other seeds start from weights and data of their own."""
+
+        def rebuild(_: int) -> tuple[Any, Any]:  # the seed is in force when this is called
+            anew = self.parser.instantiate_classes(self.config)
+            return self._get(anew, "model"), self._get(anew, "data")
+
+        self.trainer.rebuild = rebuild  # type: ignore[attr-defined]  # ours, by trainer_class
+
+    def after_diagnose(self) -> None:
+        """Write the fix, and tell the shell: 0 trains, 3 does not."""
+        found: Diagnosis = self.trainer.diagnosis  # type: ignore[attr-defined]
+        file = self._get(self.config, "write_fix")
+        if not self.trainer.is_global_zero:
+            return  # Lightning's launcher takes another rank's exit code for a crash
+        if file is not None:
+            print(self._write_fix(found, Path(file)))
+        if found.trials and not found.trains:
+            raise SystemExit(3)
+
+    def _write_fix(self, found: Diagnosis, file: Path) -> str:
+        name = self._get(self.config, "fix")
+        chosen = found.best if name is None else next((fix for fix in found.fixes if fix.name == name), None)
+        if name is not None and chosen is None:
+            raise ValueError(f"--fix is {name!r}, but what was tried is {', '.join(fix.name for fix in found.fixes)}.")
+        if name is None and found.trains:
+            return f"{file} was not written: the configuration trains as it is."
+        if chosen is None:
+            return f"{file} was not written: no change that was tried trains."
+        if not chosen.patch:
+            return f"{file} was not written: {chosen.change} has no key in this file; it is set in the module's code."
+        ended = ", ".join(dict.fromkeys(verdict.value for verdict in chosen.verdicts))
+        comments = (
+            f"{chosen.name}: {chosen.change}",
+            f"in short trials: {ended}; without this change: {found.verdict.value}",
+        )
+        whole = patching.patched(self._as_given(), chosen.patch)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(patching.as_yaml(whole, comments), encoding="utf-8")
+        return f"The configuration with {chosen.name}: {file}"
+
+    def _as_given(self) -> dict[str, Any]:
+        """The configuration in the user's own words if one file says it all, else all that is not a default."""
+        own = {*self._subcommand_method_arguments["diagnose"], "write_fix", "fix", "config"}
+        options = [word[2:].partition("=") for word in self.words if word.startswith("--")]
+        files = self.config["diagnose"].config or []
+        if len(files) == 1 and {name for name, _, _ in options} <= own:
+            return dict(yaml.safe_load(Path(str(files[0])).read_text(encoding="utf-8")))
+        given = self.config["diagnose"].clone()
+        for key in own:
+            given.pop(key, None)
+        text = self._subcommand_parsers["diagnose"].dump(given, skip_validation=True, skip_default=True)
+        return dict(yaml.safe_load(text))
 
     def after_fit(self) -> None:
         """Print the last validation's numbers."""
@@ -155,6 +230,8 @@ def _run(given: list[str]) -> None:
         raise argparse.ArgumentError(None, f"no command was given.\n\n{DESCRIPTION}")
     if given[0] in PLAIN_COMMANDS:
         raise SystemExit(PLAIN_COMMANDS[given[0]](given[1:]))
+    if given[0] == "diagnose":
+        given = ["--no_trials=true" if word == "--no_trials" else word for word in given]
     NormsCLI(list(_with_recipes(given)))
 
 

@@ -122,6 +122,10 @@ class Factors:
         """Who has a factor here."""
         return tuple(self._by_name)
 
+    def get(self, name: str) -> Callable[[int], float] | None:
+        """The factor ``name``, if somebody has set it."""
+        return self._by_name.get(name)
+
     def used(self) -> list[float]:
         """Effective learning rate of the last step that was taken, by group; empty before the first one.
 

@@ -13,7 +13,7 @@ FLOORS = {
     "wrapping": 0, "projections": 1, "fused": 2, "sublayers": 2, "stacks": 3, "depth": 4, "descriptions": 4,
     "measure": 5, "writers": 5, "initial_weights": 6, "detection": 0, "ladder": 0, "watch": 1, "skipping": 0,
     "events": 0, "strategies": 0,
-    "recipes": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
+    "recipes": 0, "patching": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
     "model.attention": 2, "model.feed_forward": 2, "model.placements": 2, "model.scales": 2, "model.gates": 2,
     "model.streams": 2, "model.hyper_connections": 2, "model.attention_residuals": 2, "model.hypersphere": 2,
     "model.combinations": 3,
@@ -22,7 +22,11 @@ FLOORS = {
     "model.initialization": 2, "model.decoder": 5, "model.generation": 6, "model.sharding": 6,
     "data": 7, "learning_rate": 7, "observing": 7, "snapshot_sources": 6, "snapshots": 7,
     "snapshot_keeper": 8, "module": 8,
-    "callbacks": 9, "reports": 9, "generate": 9, "cli": 10, "__main__": 11,
+    "depth_probe": 6, "labels": 7, "borrowing": 8,
+    "callbacks": 9, "reports": 9, "generate": 9,
+    "initial_flags": 10, "pass_flags": 10, "run_facts": 10, "counterfactual": 9, "trials": 10,
+    "trial_progress": 10, "looking": 11, "changes": 11, "diagnosing": 12,
+    "trainer": 13, "cli": 14, "__main__": 15,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""
 EMPTY = {"", "model", "data", "callbacks", "reports"}

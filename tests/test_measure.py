@@ -128,3 +128,11 @@ def test_activation_checkpointing_counts_once(reentrant):
         return sorted(meter.rms(meter.take(torch.device("cpu"))).tolist())
 
     assert run(checkpointed=True) == run(checkpointed=False)
+
+
+def test_norms_of_float64_gradients_are_float32():
+    """64-true precision: the quick way for tensors of one kind must not mix dtypes."""
+    parameter = torch.nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    norms = GroupNorms([parameter], ["block_00"]).of([parameter.detach()])
+    assert norms.tolist() == [5.0]
+    assert norms.dtype is torch.float32
