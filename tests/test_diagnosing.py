@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -226,6 +227,31 @@ def test_optimizers_that_cannot_be_watched_are_named(folder, optimizer, word):
 
     with pytest.raises(ValueError, match=word):
         diagnose(Other(Net(blocks(2))), loader(), trainer(folder), steps=5)
+
+
+def test_a_module_that_writes_to_its_logger_by_hand(folder):
+    class Chatty(Mine):
+        def training_step(self, batch, batch_idx):
+            self.logger.experiment.add_scalar("x", 1.0, batch_idx)
+            self.logger.log_metrics({"y": 1.0}, step=batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    found = diagnose(made(lambda: Chatty(Net(blocks(2)))), loader(), trainer(folder, logger=True), steps=4)
+    assert len(found.trials[0].losses) == 4
+    assert list(folder.iterdir()) == []
+
+
+def test_a_gradient_scaler_is_given_back_and_takes_no_part_in_the_numbers(folder):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    mixed = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    before = scaler.state_dict()
+    found = diagnose(made(lambda: Mine(Net(blocks(2)))), loader(), trainer(folder, plugins=[mixed]), steps=6)
+    exact = diagnose(made(lambda: Mine(Net(blocks(2)))), loader(), trainer(folder), steps=6)
+    assert scaler.state_dict() == before
+    assert found.trials[0].losses == pytest.approx(exact.trials[0].losses, rel=0.02)
+    assert found.trials[0].grad_norms == pytest.approx(exact.trials[0].grad_norms, rel=0.1)
+    for name in ("stream_gradient", "parameter_gradient"):
+        assert found.look.profile(name).values == pytest.approx(exact.look.profile(name).values, rel=0.1)
 
 
 def test_no_batch_is_said(folder):
