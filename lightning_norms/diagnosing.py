@@ -18,6 +18,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, seed_everything
@@ -102,6 +103,7 @@ class _Session:
         self.notes: list[str] = []
         entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
         self.uniform_loss: float | None = None
+        self.labels = 0
         self.batches: list[float] = []
         self.constants: tuple[float, ...] = ()
         self.constant_loss: float | None = None if entropy is None else float(entropy)
@@ -122,6 +124,8 @@ class _Session:
             rescaled = self._rescaled_look(given, chosen.changes)
             self.notes += chosen.notes
             done = self._all_seeds(given, chosen, seeds)
+            if self.labels:  # the whole trial has told more of them than the first step
+                look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
         return conclude(facts, look, done, self.notes, rescaled)
 
     def _fit_steps(self, facts: Facts) -> None:
@@ -199,7 +203,8 @@ class _Session:
                 continue
             if change is GIVEN:
                 self.batches, self.constants = recorder.batches, recorder.constants
-                self.constant_loss = recorder.constant_loss
+                if self.constant_loss is None:
+                    self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
             elif recorder.batches != self.batches[: len(recorder.batches)]:
                 self.notes.append(f"the data gave other batches to {change.name}: its gain has that noise in it")
             yield recorder.result(change, number, self.uniform_loss)

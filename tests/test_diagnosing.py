@@ -121,6 +121,9 @@ def test_a_healthy_stack_trains(folder):
     assert found.look.classes == VOCABULARY
     assert found.look.first_loss == pytest.approx(found.trials[0].losses[0], abs=0)
     assert found.facts.blocks == {"": 3}
+    assert found.look.labels == 40 * 8 * (TIME - 1)  # of the whole trial, not of its first step
+    wrong = [loss - excess for loss, excess in zip(found.trials[0].losses, found.trials[0].excess, strict=True)]
+    assert np.mean(wrong) == pytest.approx(found.look.constant_loss, abs=0.01)
     assert "every depth kept its gradient" in found.summary[0]
     assert list(folder.iterdir()) == []
 
