@@ -286,6 +286,13 @@ def everything(module):
     return tensors, modes, kinds, sorted(vars(module)), list(module.batches)
 
 
+def standing(given):
+    """What a Trainer is set to and where it stands."""
+    lists = list(given.callbacks), list(given.loggers), given.datamodule, given.fit_loop
+    limits = given.limit_val_batches, given.num_sanity_val_steps, given.should_stop, given.training
+    return lists, limits, given.global_step, given.state.fn, given.state.status, given.strategy.lightning_module
+
+
 def random_states():
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
 
@@ -296,7 +303,7 @@ def test_module_trainer_random_numbers_and_folder_are_left_as_they_were(folder):
     warmup, given = Warmup(Linear(5)), trainer(folder, logger=True, enable_checkpointing=True)
     given.callbacks.append(warmup)
     before, states, environment = everything(module), random_states(), dict(os.environ)
-    kept = list(given.callbacks), list(given.loggers), given.fit_loop, given.limit_val_batches, given.global_step
+    kept = standing(given)
     diagnose(module, loader(), given, steps=6, seeds=2)
     after = everything(module)
     assert before[0].keys() == after[0].keys()
@@ -305,13 +312,7 @@ def test_module_trainer_random_numbers_and_folder_are_left_as_they_were(folder):
     assert random_states() == states
     assert dict(os.environ) == environment
     assert module._trainer is None
-    assert (
-        list(given.callbacks),
-        list(given.loggers),
-        given.fit_loop,
-        given.limit_val_batches,
-        given.global_step,
-    ) == kept
+    assert standing(given) == kept
     assert warmup.state_dict() == {"steps": []}
     assert list(folder.iterdir()) == []
 
