@@ -501,6 +501,7 @@ def test_a_deep_post_norm_stack_stalls_and_says_where(folder):
     assert found.trials[0].stalled_steps >= 10
     (cause,) = [cause for cause in found.causes if cause.name == "cut off by the updates"]
     assert cause.evidence["share_first"] > 0.03 > 1e-2 > cause.evidence["share_last"]
+    assert len(found.shallow_look.profile("stream_rms").values) == 18 // 4
     claims = {claim.name: claim.holds for claim in found.claims}
     assert claims["bottom gradients at init"] is False  # the popular sentence, and not so here
 
