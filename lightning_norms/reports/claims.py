@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from lightning_norms.reports.diagnosis import AS_GIVEN, Claim, DepthProfile, Look, Trial, Verdict
 from lightning_norms.reports.render import number
 
-SAME = 1.25
-"""Factor within which two gradients of different depths count as what was said: one batch tells no more."""
+SAME, OTHER = 1.25, 1.6
+"""Factors within which two gradients of different depths are what was said, and beyond which they are not: one batch
+tells no more."""
 NEAR_IDENTITY = 0.2
 """A block that changes the stream by less than this share of it."""
 
@@ -64,7 +65,8 @@ def _against_depth(look: Look, shallow: Look | None) -> Iterator[Claim]:
         f"the top block's gradient is {number(deep[-1])} at {len(deep)} blocks and {number(other[-1])} at "
         f"{len(other)}: x {ratio:.2f}, where 1/sqrt(L) says x {root:.2f}"
     )
-    holds = 1 / SAME < ratio / expected < SAME
+    miss = math.exp(abs(math.log(ratio / expected))) if ratio > 0 else math.inf
+    holds = True if miss < SAME else False if miss > OTHER else None
     yield Claim("gradient against depth", popular, holds, measured, {"ratio": ratio, "one_over_root": root})
 
 
@@ -125,7 +127,11 @@ def _remedies(trials: Sequence[Trial]) -> Iterator[Claim]:
         runs = [trial for trial in trials if trial.name in names]
         if runs:
             said = "; ".join(f"{trial.name}: {trial.verdict.value}" for trial in runs)
-            holds = any(all(t.verdict is Verdict.TRAINS for t in runs if t.name == name) for name in _names(runs))
+            holds: bool | None = any(
+                all(t.verdict is Verdict.TRAINS for t in runs if t.name == name) for name in _names(runs)
+            )
+            if not holds and any(t.verdict is Verdict.UNDECIDED for t in [*given, *runs]):
+                holds = None
             ends = {f"end loss, {trial.name}": trial.end_loss for trial in runs if trial.end_loss is not None}
             yield Claim(title, popular, holds, f"{said} (as given: {given[0].verdict.value})", ends)
 
