@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out, same_order
 from lightning_norms.changes import GIVEN, Plan, plan, shallower
 from lightning_norms.counterfactual import Change
+from lightning_norms.initial_flags import TRAINED
 from lightning_norms.looking import Looker
 from lightning_norms.reports.conclusions import conclude
 from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
@@ -119,7 +120,8 @@ class _Session:
                 return conclude(facts, look, (), ("no trials: only the first step was looked at",))
             self.uniform_loss = look.uniform_loss
             self._fit_steps(facts)
-            chosen = plan(facts, built, given, self.steps)
+            trained = any(flag.name == TRAINED for flag in look.flags)
+            chosen = plan(facts, built, given, self.steps, trained)
             rescaled = self._changed_look(
                 given, next((each for each in chosen.changes if each.name == "rescale"), None)
             )

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_probe import DepthProbe
-from lightning_norms.initial_flags import identical_blocks, rescaled_already, traps
+from lightning_norms.initial_flags import identical_blocks, rescaled_already, trained_already, traps
 from lightning_norms.labels import LossWatcher
 from lightning_norms.measure import GroupNorms, sharding_group, update_ratio
 from lightning_norms.observing import StepObserver, pending_scale
@@ -88,6 +88,7 @@ class Looker(Callback):
         self._observer = StepObserver(pl_module)
         self._flags += identical_blocks(self._depth.stacks)
         self._flags += rescaled_already(pl_module, writers)
+        self._flags += trained_already(pl_module)
         self._flags += traps(trainer.optimizers, self.facts)
 
     @override
