@@ -36,7 +36,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup, Xavier, diagnosing
-from lightning_norms.changes import Plan
+from lightning_norms.diagnosing.changes import Plan
 from lightning_norms.model.designs import PostNorm, PreNorm
 from lightning_norms.reports.diagnosis import Diagnosis, Trial, Verdict
 from lightning_norms.schedules import Linear

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_norms.borrowing import fit_afresh
-from lightning_norms.counterfactual import Change
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import Profile
 from lightning_norms.detection import (
@@ -25,7 +23,9 @@ from lightning_norms.detection import (
     StallRule,
     find_non_finite,
 )
-from lightning_norms.labels import LossWatcher
+from lightning_norms.diagnosing.borrowing import fit_afresh
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.learning_rate import factors_of
 from lightning_norms.observing import StepObserver
 from lightning_norms.reports.diagnosis import Trial, TrialEvent

@@ -25,9 +25,9 @@ from lightning_norms import (
     Xavier,
     diagnose,
 )
-from lightning_norms.borrowing import is_left_out
-from lightning_norms.changes import recommended_warmup
-from lightning_norms.labels import LossWatcher
+from lightning_norms.diagnosing.borrowing import is_left_out
+from lightning_norms.diagnosing.changes import recommended_warmup
+from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.model.residual import Placement
 from lightning_norms.reports.diagnosis import Facts, Verdict
 from lightning_norms.schedules import Linear

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 
 from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.counterfactual import Change
+from lightning_norms.diagnosing.counterfactual import Change
 from lightning_norms.initial_weights import already_scaled
 from lightning_norms.model.designs import DeepNorm, PreNorm
 from lightning_norms.module import DecoderModule

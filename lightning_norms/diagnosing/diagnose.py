@@ -24,15 +24,15 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out, same_order
-from lightning_norms.changes import GIVEN, Plan, plan, shallower
-from lightning_norms.counterfactual import Change
-from lightning_norms.initial_flags import TRAINED
-from lightning_norms.looking import Looker
+from lightning_norms.diagnosing.borrowing import borrowed, fit_afresh, is_left_out, same_order
+from lightning_norms.diagnosing.changes import GIVEN, Plan, plan, shallower
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.diagnosing.initial_flags import TRAINED
+from lightning_norms.diagnosing.looking import Looker
+from lightning_norms.diagnosing.trial_progress import Silent, TrialProgress
+from lightning_norms.diagnosing.trials import Recorder, run_trial
 from lightning_norms.reports.conclusions import conclude
 from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
-from lightning_norms.trial_progress import Silent, TrialProgress
-from lightning_norms.trials import Recorder, run_trial
 
 Rebuild = Callable[[int], tuple[Any, Any]]
 """Seed -> (module, data) made anew with it."""
