@@ -162,7 +162,7 @@ def test_dead_on_arrival_is_named_and_what_is_written_trains(folder, capsys):
 
 @pytest.mark.slow
 def test_two_ranks_say_it_once(folder):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     words = ["--trainer.devices=2", "--trainer.strategy=ddp", "--steps=6", "--folder=both", "--config=healthy.yaml"]
     command = [sys.executable, "-W", "ignore", "-m", "lightning_norms", "diagnose", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
