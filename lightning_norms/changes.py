@@ -14,7 +14,6 @@ from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRe
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.counterfactual import Change
 from lightning_norms.model.designs import DeepNorm, PreNorm
-from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.diagnosis import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
@@ -149,12 +148,20 @@ def _placements(built: Any) -> Iterator[Change]:
         if type(built.config.placement) is not type(placement):
             patch = {"model": {"init_args": {"decoder": {"placement": name}}}}
             words = f"another architecture: placement {name}"
-            yield Change(name, words, patch, rebuild=partial(_with_placement, placement))
+            yield Change(name, words, patch, rebuild=partial(_rebuilt, placement=placement))
 
 
-def _with_placement(placement: Placement, module: DecoderModule) -> DecoderModule:
+def shallower(built: Any) -> Change | None:
+    """A quarter of the blocks: only of our own module, and only if that leaves some."""
+    if type(built) is not DecoderModule or built.config.n_layers < 8:
+        return None
+    layers = built.config.n_layers // 4
+    return Change("shallower", f"{layers} blocks", rebuild=partial(_rebuilt, n_layers=layers))
+
+
+def _rebuilt(module: DecoderModule, **changes: Any) -> DecoderModule:
     return DecoderModule(
-        replace(module.config, placement=placement),
+        replace(module.config, **changes),
         learning_rate=module.learning_rate,
         betas=module.betas,
         eps=module.eps,

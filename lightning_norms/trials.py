@@ -67,6 +67,7 @@ class Recorder(Callback):
         self.steps, self.learning_rate, self.progress = steps, learning_rate, progress
         self.constant_loss, self.constants, self.run_to_the_end = constant_loss, tuple(constants), run_to_the_end
         self.watcher = LossWatcher() if watch_labels else None
+        self.labels = 0
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
         self.batches: list[float] = []
@@ -146,6 +147,7 @@ class Recorder(Callback):
         """What the labels of the whole trial tell."""
         if self.watcher is not None:
             self.constants = self.watcher.constant_losses_over(trainer)
+            self.labels = self.watcher.labels * trainer.world_size
             if self.constant_loss is None:
                 self.constant_loss = self.watcher.constant_loss_over(trainer)
 

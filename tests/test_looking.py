@@ -110,6 +110,10 @@ def test_with_accumulation_the_update_is_the_mean_gradient_s(tmp_path, module):
     twice = seeded(lambda: Module(Decoder(layers=3), learning_rate=RATE, optimizer=torch.optim.SGD))
     look = looked(tmp_path, twice, accumulate_grad_batches=2)
     decoder = module.decoder
+    stream = decoder.blocks[0](decoder.embedding(next(iter(loader()))[0]))
+    assert look.profile("stream_rms").values[0] == pytest.approx(
+        stream.square().mean().sqrt().item()
+    )  # the first batch's
     for batch, _ in zip(loader(), range(2), strict=False):
         logits = decoder(batch[0])
         (cross_entropy(logits[:, :-1].flatten(0, 1), batch[0][:, 1:].flatten()) / 2).backward()
