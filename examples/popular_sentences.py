@@ -1,9 +1,9 @@
 """Popular sentences about norms, held against numbers of this machine: which are true of a 24-block decoder?
 
-    python examples/popular_sentences.py     about four minutes; --seeds 1 for a third of that
+    python examples/popular_sentences.py     about three minutes; --seeds 1 for a third of that
 
-What you see: `diagnose` on a post-norm and a pre-norm decoder (bytes of Python's library, Xavier init, AdamW at 1e-3, no
-warmup), three seeds, and a table: the sentence, on how many seeds it holds, and what was measured on the last one.
+What you see: `diagnose` on a post-norm and a pre-norm decoder (bytes of Python's library, Xavier init, AdamW at 1e-3,
+no warmup), three seeds, and a table: the sentence, on how many seeds it holds, and what was measured on the last one.
 """
 
 import argparse
