@@ -119,6 +119,14 @@ def test_each_cause_is_named_with_its_numbers(trials, cause, words):
     assert [word for word in words if word not in sentences[cause]] == []
 
 
+def test_what_is_undecided_is_not_said_to_be_of_no_help():
+    tried = [DEAD, trial("good", Verdict.TRAINS, 2.8), trial("slow", Verdict.UNDECIDED, 3.1)]
+    (fixes,) = (
+        line for line in conclude(FACTS, look(), [*tried, trial("bad", Verdict.STALLS, 3.3)]).summary if "Fix:" in line
+    )
+    assert fixes.endswith("Does not help: bad. Undecided: slow.")
+
+
 def test_a_healthy_run_has_no_cause_and_no_fix_is_offered():
     found = conclude(FACTS, look(), [trial("as given", Verdict.TRAINS, 2.5), trial("warmup", Verdict.TRAINS, 2.4)])
     assert found.causes == ()
