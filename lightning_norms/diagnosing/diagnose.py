@@ -183,7 +183,7 @@ class _Session:
         if number == 0:
             yield self.module, self.data
             return
-        before = {key: os.environ.get(key) for key in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+        before = {key: os.getenv(key) for key in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
         seed = int(before["PL_GLOBAL_SEED"] or 0) + number
         with isolate_rng():
             seed_everything(seed, workers=bool(int(before["PL_SEED_WORKERS"] or 0)), verbose=False)
