@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
+from lightning_norms.fused import Fused
 from lightning_norms.rescale_rules import DeepNormRescale
 from lightning_norms.writers import Matrix, scale_
 from tests.stand_ins import Decoder, Module, loader, seeded, trainer
@@ -72,7 +73,7 @@ def fused_third(mesh):
     whole = torch.arange(96.0).reshape(12, 8)[:, :4].contiguous()
     for dimension in range(2):
         parameter = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(dimension)]))
-        matrix = Matrix("in_proj_weight", parameter, torch.nn.Linear(4, 12), None, "", 1, 1, writer=False)
+        matrix = Matrix("in_proj_weight", parameter, torch.nn.Linear(4, 12), None, "", 1, 1, False, Fused(1, (4, 4, 4)))
         scale_(matrix, 0.5)
         assert torch.equal(parameter.full_tensor(), torch.cat([whole[:8], whole[8:] * 0.5]))
 
