@@ -26,6 +26,7 @@ FLOORS = {
     "callbacks": 9, "reports": 9, "generate": 9,
     "initial_flags": 10, "pass_flags": 10, "run_facts": 10, "counterfactual": 9, "trials": 10,
     "trial_progress": 10, "looking": 11, "changes": 11, "diagnosing": 12,
+    "grid": 1, "comparing": 10, "compare": 11,
     "trainer": 13, "cli": 14, "__main__": 15,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""

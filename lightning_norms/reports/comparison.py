@@ -120,6 +120,8 @@ class Row:
     title: str
     seeds: int
     """That finished."""
+    failed: int
+    """Seeds that did not."""
     scores: dict[str, Spread]
     parameters: int | None
     seconds_per_step: float | None
@@ -193,6 +195,7 @@ class Comparison:
             variant,
             title,
             len(runs),
+            len(failed),
             {name: Spread.of([_score(run, name) for run in runs]) for name in names},
             next((run.parameters for run in runs if run.parameters is not None), None),
             _mean([run.seconds_per_step for run in runs]),
