@@ -268,4 +268,5 @@ def _reasons(failed: list[Run]) -> tuple[str, ...]:
     seeds: dict[str, list[str]] = {}
     for run in failed:
         seeds.setdefault(run.failure or "no numbers", []).append(str(run.seed))
-    return tuple(f"seed {', '.join(numbers)}: {reason}" for reason, numbers in seeds.items())
+    words = {reason: f"seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}" for reason, numbers in seeds.items()}
+    return tuple(f"{which}: {reason}" for reason, which in words.items())

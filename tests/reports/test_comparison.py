@@ -94,7 +94,7 @@ def test_without_the_baseline_there_is_no_difference_but_rows():
     found = comparison({"pre": [None, None], "post": [2.8, 2.9]})
     assert found.differences() == ()
     assert [row.seeds for row in found.rows()] == [0, 2]
-    assert found.rows()[0].failures == ("seed 1337, 1338: it crashed",)
+    assert found.rows()[0].failures == ("seeds 1337, 1338: it crashed",)
 
 
 def test_json_there_and_back():
