@@ -42,7 +42,7 @@ def command(arguments: list[str], check: Check) -> int:
     chosen = _parser().parse_args(arguments)
     if chosen.jobs < 1:
         raise ValueError(f"--jobs is {chosen.jobs}, but at least one run must go on at a time.")
-    plan = grid.read(recipes.resolve(chosen.config), chosen.seeds, chosen.fast)
+    plan = grid.read(recipes.resolve_comparison(chosen.config), chosen.seeds, chosen.fast)
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
     reason = check(_base(plan, folder))

@@ -2,7 +2,7 @@
 
 ::
 
-    base: {...} or the name of a recipe          one run's configuration
+    base: {...} or the name of a recipe          one run's configuration; of a grid, its base
     baseline: pre                                the variant that the others are held against
     seeds: [1337, 1338, 1339]
     variants:
@@ -143,8 +143,9 @@ def _base(given: Any, path: Path) -> dict[str, Any]:
     if not isinstance(given, str):
         return _mapping(given, f"{path.name}: base", "a run's configuration, or the name of a file or recipe")
     beside = path.parent / given
-    file = beside if beside.is_file() else Path(recipes.resolve(given))
-    return _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file), "a run's configuration")
+    file = beside if beside.is_file() else recipes.find(given)
+    data = _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file), "a run's configuration")
+    return _base(data["base"], file) if "variants" in data and "base" in data else data
 
 
 def _variant(name: str, given: Any) -> Variant:

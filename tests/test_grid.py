@@ -69,6 +69,7 @@ def test_fast_is_tiny_and_of_one_seed(tmp_path):
 
 def test_the_base_may_be_a_recipe_or_a_file_beside_the_grid(tmp_path):
     assert grid.read(write(tmp_path, base="tiny")).base["trainer"]["max_steps"] == 30
+    assert grid.read(write(tmp_path, base="exp015")).base["trainer"]["max_steps"] == 400  # a grid's base
     (tmp_path / "mine.yaml").write_text("trainer: {max_steps: 9}")
     assert grid.read(write(tmp_path, base="mine.yaml")).base == {"trainer": {"max_steps": 9}}
 
@@ -87,7 +88,7 @@ def test_the_base_may_be_a_recipe_or_a_file_beside_the_grid(tmp_path):
         ({"base": [1]}, "base is \\[1\\], but it must be a mapping"),
         ({"variants": {"pre": {}, "post": 3}}, "variant post is 3, but it must be a mapping"),
         ({"variants": {"pre": {}, "a/b": {}}}, "variant 'a/b' must be of letters"),
-        ({"base": "nowhere"}, "nowhere is neither a file"),
+        ({"base": "nowhere"}, "nowhere is no shipped recipe"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(tmp_path, changes, sentence):
