@@ -105,6 +105,8 @@ class Grid:
 
     def _config(self, variant: Variant, seed: int) -> dict[str, Any]:
         config = {**patched(self.base, variant.overrides), "seed_everything": seed}
+        if _is(config, "model", "DecoderModule"):
+            config = patched(config, {"model": {"init_args": {"decoder": {"draw_by_name": True}}}})
         if self.fast:
             config = patched(config, _fast(config))
         return patched(config, {"trainer": {"callbacks": _observers(config)}})

@@ -28,7 +28,7 @@ def test_a_run_is_the_base_with_its_variant_and_its_seed(tmp_path):
     assert [(run.variant, run.seed) for run in found.runs()] == [("pre", 7), ("post", 7), ("pre", 8), ("post", 8)]
     pre, post = configs(found)["pre", 8], configs(found)["post", 8]
     assert pre["seed_everything"] == post["seed_everything"] == 8
-    assert post["model"]["init_args"]["decoder"] == {"placement": "PostNorm", "n_layers": 4}
+    assert post["model"]["init_args"]["decoder"] == {"placement": "PostNorm", "n_layers": 4, "draw_by_name": True}
     assert {**pre, "model": 0} == {**post, "model": 0}
     assert found.variants["post"].title == "moved"
     assert "title" not in post
@@ -63,7 +63,8 @@ def test_fast_is_tiny_and_of_one_seed(tmp_path):
     assert {seed for _, seed in configs(found)} == {7}
     config = configs(found)["post", 7]
     assert config["trainer"]["max_steps"] == 3
-    assert config["model"]["init_args"]["decoder"] == {"placement": "PostNorm", "n_layers": 2, "d_model": 16, "context_length": 16}  # noqa: E501  # fmt: skip
+    decoder = {"placement": "PostNorm", "n_layers": 2, "d_model": 16, "context_length": 16, "draw_by_name": True}
+    assert config["model"]["init_args"]["decoder"] == decoder
     assert config["data"]["init_args"]["tokens"] == "Bytes"
 
 
