@@ -14,6 +14,7 @@ from lightning_norms import grid, recipes
 from lightning_norms.comparing import Check, GridRunner
 from lightning_norms.grid import Grid, PlannedRun
 from lightning_norms.reports.comparison import Comparison, Run
+from lightning_norms.reports.comparison_maps import map_tables
 from lightning_norms.reports.comparison_page import comparison_page
 from lightning_norms.reports.comparison_tables import comparison_csv, comparison_text
 
@@ -94,7 +95,7 @@ def _print(found: Comparison, folder: Path, form: str) -> None:
         print(_texts(found)[form], end="")
         return
     console = Console()
-    for part in comparison_text(found):
+    for part in (*map_tables(found), *comparison_text(found)):
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     places = f"\nPictures: {folder / 'comparison.html'}\nAll numbers: {folder / 'comparison.json'}"
     console.print(places, highlight=False, markup=False, soft_wrap=True)

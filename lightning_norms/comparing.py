@@ -82,7 +82,11 @@ class GridRunner:
         runs = tuple(results.get(each) or Run(each.variant, each.seed, pending) for each in planned)
         titles = {name: variant.title for name, variant in self.grid.variants.items()}
         foreign = any("loss" in name for run in runs for name in run.scores or {})
-        return Comparison(self.grid.name, self.grid.baseline, titles, runs, "loss" if foreign else "bits/byte")
+        labels = {name: variant.labels for name, variant in self.grid.variants.items() if variant.labels}
+        unit = "loss" if foreign else "bits/byte"
+        return Comparison(
+            self.grid.name, self.grid.baseline, titles, runs, unit, self.grid.axes, labels, self.grid.exponents
+        )
 
     def _write(self, planned: PlannedRun) -> None:
         place = self._place(planned)

@@ -8,6 +8,13 @@
     variants:
       pre: {title: as it was}
       post: {title: norms moved, model: {init_args: {decoder: {placement: PostNorm}}}}
+
+or, in place of ``variants``, two axes, of which every pair is a variant ("post, blocks 8")::
+
+    axes:
+      placement: {pre: {}, post: {model: {init_args: {decoder: {placement: PostNorm}}}}}
+      blocks: {4: {model: {init_args: {decoder: {n_layers: 4}}}}, 8: {...}}
+    exponents: {pre: -0.5, post: 0}        published, of the top block's first gradient against the second axis
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +31,8 @@ import yaml
 from lightning_norms import recipes
 from lightning_norms.patching import as_yaml, patched
 
-KEYS = {"base", "baseline", "seeds", "variants"}
+KEYS = {"base", "baseline", "seeds"}
+OPTIONAL = {"variants", "axes", "exponents"}
 NAME = re.compile(r"\w[\w .,+()=-]*")
 FAST_STEPS = 3
 CHECKPOINTS = 10
@@ -37,6 +45,8 @@ class Variant:
 
     title: str
     overrides: dict[str, Any]
+    labels: tuple[str, ...] = ()
+    """Where it stands on the axes of the grid."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class Grid:
         variants: name -> variant, in the order of the table.
         seeds: of weights and data order; every variant runs with each.
         fast: shrink every run to a few steps of a tiny model: does the grid work at all?
+        axes: names of the two axes, if the variants are pairs.
+        exponents: label of the first axis -> published exponent of the top block's first gradient against the second.
 
     Raises:
         ValueError: one sentence on what does not fit.
@@ -77,6 +89,8 @@ class Grid:
     variants: dict[str, Variant]
     seeds: tuple[int, ...]
     fast: bool = False
+    axes: tuple[str, ...] = ()
+    exponents: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -124,21 +138,54 @@ def read(path: str | Path, seeds: Sequence[int] | None = None, fast: bool = Fals
         ValueError: if a key is missing or unknown, or its value does not fit.
     """
     path = Path(path)
-    data = _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), f"{path.name}", "base, baseline, seeds, variants")
-    if unknown := set(map(str, data)) - KEYS:
-        raise ValueError(f"{path.name}: unknown key {', '.join(sorted(unknown))}; a grid has {', '.join(sorted(KEYS))}.")
+    data = _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), path.name, "base, baseline, seeds, variants")
+    known = ", ".join(sorted(KEYS | OPTIONAL))
+    if unknown := set(map(str, data)) - KEYS - OPTIONAL:
+        raise ValueError(f"{path.name}: unknown key {', '.join(sorted(unknown))}; a grid has {known}.")
     if missing := KEYS - set(data):
-        raise ValueError(f"{path.name} has no {', '.join(sorted(missing))}; a grid has {', '.join(sorted(KEYS))}.")
+        raise ValueError(f"{path.name} has no {', '.join(sorted(missing))}; a grid has {known}.")
+    if ("variants" in data) == ("axes" in data):
+        raise ValueError(f"{path.name}: give either variants or axes.")
     chosen = tuple(seeds or _listed(data["seeds"], path.name))
-    variants = _mapping(data["variants"], f"{path.name}: variants", "name: {title: ..., key: value, ...}")
+    axes = _axes(data["axes"], path.name) if "axes" in data else {}
     return Grid(
         path.stem,
         _base(data["base"], path),
         str(data["baseline"]),
-        {str(name): _variant(str(name), value) for name, value in variants.items()},
+        _crossed(axes) if axes else _variants(data["variants"], f"{path.name}: variants"),
         chosen[:1] if fast and not seeds else chosen,
         fast,
+        tuple(axes),
+        {str(label): float(value) for label, value in (data.get("exponents") or {}).items()},
     )
+
+
+def _variants(given: Any, what: str) -> dict[str, Variant]:
+    named = _mapping(given, what, "name: {title: ..., key: value, ...}")
+    return {str(name): _variant(str(name), value) for name, value in named.items()}
+
+
+def _axes(given: Any, name: str) -> dict[str, dict[str, Variant]]:
+    axes = _mapping(given, f"{name}: axes", "name: {label: {key: value, ...}, ...}")
+    if len(axes) != 2:
+        raise ValueError(f"{name} has {len(axes)} axes, but a map has two.")
+    return {str(axis): _variants(labels, f"{name}: axis {axis}") for axis, labels in axes.items()}
+
+
+def _crossed(axes: Mapping[str, Mapping[str, Variant]]) -> dict[str, Variant]:
+    """Every pair: the second's overrides on top of the first's; a label that is a number is told with its axis."""
+    (first, rows), (second, columns) = axes.items()
+    return {
+        f"{_told(first, row)}, {_told(second, column)}": Variant(
+            f"{row}, {column}", patched(one.overrides, other.overrides), (row, column)
+        )
+        for row, one in rows.items()
+        for column, other in columns.items()
+    }
+
+
+def _told(axis: str, label: str) -> str:
+    return f"{axis} {label}" if label[:1].isdigit() else label
 
 
 def _base(given: Any, path: Path) -> dict[str, Any]:
@@ -147,7 +194,7 @@ def _base(given: Any, path: Path) -> dict[str, Any]:
     beside = path.parent / given
     file = beside if beside.is_file() else recipes.find(given)
     data = _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file), "a run's configuration")
-    return _base(data["base"], file) if "variants" in data and "base" in data else data
+    return _base(data["base"], file) if KEYS <= set(data) else data
 
 
 def _variant(name: str, given: Any) -> Variant:

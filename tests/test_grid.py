@@ -75,6 +75,18 @@ def test_the_base_may_be_a_recipe_or_a_file_beside_the_grid(tmp_path):
     assert grid.read(write(tmp_path, base="mine.yaml")).base == {"trainer": {"max_steps": 9}}
 
 
+def test_two_axes_give_every_pair(tmp_path):
+    axes = {"placement": {"pre": {}, "post": POST}, "blocks": {4: {}, 8: {"model": {"init_args": {"x": 8}}}}}
+    found = grid.read(write(tmp_path, variants=None, axes=axes, baseline="pre, blocks 4"))
+    assert {name: variant.labels for name, variant in found.variants.items()} == {
+        "pre, blocks 4": ("pre", "4"), "pre, blocks 8": ("pre", "8"),
+        "post, blocks 4": ("post", "4"), "post, blocks 8": ("post", "8"),
+    }  # fmt: skip
+    arguments = configs(found)["post, blocks 8", 7]["model"]["init_args"]
+    assert (arguments["x"], arguments["decoder"]["placement"]) == (8, "PostNorm")
+    assert found.axes == ("placement", "blocks")
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -85,10 +97,12 @@ def test_the_base_may_be_a_recipe_or_a_file_beside_the_grid(tmp_path):
         ({"seeds": [1, 1]}, "a seed is given twice"),
         ({"seeds": ["x"]}, "seed 'x' must be a whole number"),
         ({"seeds": None}, "planted.yaml has no seeds"),
-        ({"sedes": [1]}, "unknown key sedes; a grid has base, baseline, seeds, variants"),
+        ({"sedes": [1]}, "unknown key sedes; a grid has axes, base, baseline, exponents, seeds, variants"),
         ({"base": [1]}, "base is \\[1\\], but it must be a mapping"),
         ({"variants": {"pre": {}, "post": 3}}, "variant post is 3, but it must be a mapping"),
         ({"variants": {"pre": {}, "a/b": {}}}, "variant 'a/b' must be of letters"),
+        ({"axes": {}}, "give either variants or axes"),
+        ({"variants": None, "axes": {"one": {"a": {}}}}, "has 1 axes, but a map has two"),
         ({"base": "nowhere"}, "nowhere is no shipped recipe"),
     ],
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from statistics import fmean, stdev
 
@@ -143,6 +143,9 @@ class Comparison:
         titles: variant -> what it is, in the order of the table.
         runs: those asked for, finished or not.
         unit: of the scores.
+        axes: names of the two axes of a map; empty for a plain list of variants.
+        labels: variant -> where it stands on them.
+        published: label of the first axis -> published exponent of the top block's first gradient against the second.
     """
 
     name: str
@@ -150,6 +153,9 @@ class Comparison:
     titles: dict[str, str]
     runs: tuple[Run, ...]
     unit: str = "bits/byte"
+    axes: tuple[str, ...] = ()
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    published: dict[str, float] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -184,7 +190,7 @@ class Comparison:
     def from_json(cls, text: str) -> Comparison:
         """From what :meth:`to_json` wrote; what follows from the runs is worked out anew."""
         data = json.loads(text)
-        return as_typed({key: data[key] for key in ("name", "baseline", "titles", "runs", "unit")}, cls)
+        return as_typed({each.name: data[each.name] for each in fields(cls)}, cls)
 
     def _row(self, variant: str, title: str) -> Row:
         runs = self.finished(variant)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 from xml.etree.ElementTree import Element
 
@@ -151,10 +151,10 @@ def _profiles(found: Comparison, title: str, profiles: Sequence[tuple[str, list[
     return FRAME.picture(f"{title}.", FRAME.axes(x, y, "block, from the bottom up", marks), lines)
 
 
-def legend(found: Comparison) -> Element:
-    """Which line is which variant."""
+def legend(found: Comparison, drawn: Collection[str]) -> Element:
+    """Which line is which variant, of those that are drawn."""
     items = []
-    for index, name in enumerate(found.titles):
+    for index, name in [(index, name) for index, name in enumerate(found.titles) if name in drawn]:
         stroke = element("path", d="M0 5h26", class_=_line(index))
         sample = element("svg", stroke, viewBox="0 0 26 10", width=26, height=10, aria_hidden="true", class_="sample")
         items.append(element("li", sample, f" {name}"))

@@ -17,12 +17,14 @@ from xml.etree.ElementTree import Element
 
 from lightning_norms.reports.comparison import Comparison, Difference, Verdict
 from lightning_norms.reports.comparison_figures import curve_figures, depth_figures, legend, score_figures
+from lightning_norms.reports.comparison_maps import exponents_table, map_figures
 from lightning_norms.reports.comparison_tables import RULE, costs, gap, interval, spread
 from lightning_norms.reports.elements import Content, element, html, table
 from lightning_norms.reports.page_style import STYLE
 
 LOADS_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
 """Even if a name smuggled in an address, the browser would not follow it."""
+SPACED = ".wide + .pictures { margin-top: 16px; }"
 CLASSES = {Verdict.BETTER: "good", Verdict.WORSE: "bad", Verdict.UNDECIDED: "open", Verdict.SAME: "soft"}
 
 
@@ -36,7 +38,7 @@ def comparison_page(found: Comparison) -> str:
         >>> from lightning_norms.reports.comparison import Run
         >>> runs = (Run("pre", 1, None, {"code": 2.5}), Run("post", 1, "it <crashed>"))
         >>> page = comparison_page(Comparison("one", "pre", {"pre": "as it was", "post": "moved"}, runs))
-        >>> "it &lt;crashed&gt;" in page, "http" in page
+        >>> "it &lt;crashed&gt;" in page, "://" in page
         (True, False)
     """
     head = element(
@@ -45,7 +47,7 @@ def comparison_page(found: Comparison) -> str:
         element("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
         element("meta", http_equiv="Content-Security-Policy", content_=LOADS_NOTHING),
         element("title", f"{found.name} - comparison"),
-        element("style", STYLE),
+        element("style", STYLE, SPACED),
     )
     sections = (_section(title, body) for title, body in _sections(found))
     main = element("main", _top(found), *sections)
@@ -56,11 +58,15 @@ def _sections(found: Comparison) -> Iterator[tuple[str, list[Content]]]:
     missing = [f"{row.variant}, {reason}" for row in found.rows() for reason in row.failures]
     yield "Missing", [element("ul", (element("li", reason) for reason in missing)) if missing else None]
     yield f"Scores, {found.unit}", [_scores(found), _pictures(score_figures(found))]
+    yield "Map", [_pictures(map_figures(found))]
+    yield "Gradient at the start against the axis", [exponents_table(found)]
     yield f"Difference to {found.baseline}", [_differences(found)]
     curves = _pictures(curve_figures(found))
-    yield "Learning curves", [legend(found) if curves is not None else None, curves]
+    trained = {run.variant for run in found.runs if run.losses}
+    yield "Learning curves", [legend(found, trained) if curves is not None else None, curves]
     profiles = _pictures(depth_figures(found))
-    yield "Gradient by depth", [legend(found) if profiles is not None else None, profiles]
+    measured = {run.variant for run in found.runs if run.gradient_first}
+    yield "Gradient by depth", [legend(found, measured) if profiles is not None else None, profiles]
     yield "Sizes and costs", [_costs(found)]
 
 
@@ -95,7 +101,7 @@ def results(found: Comparison) -> Iterator[str]:
     undecided = [each for each in differences if each.verdict is Verdict.UNDECIDED]
     if undecided:
         alone = any(each.seeds == 1 for each in undecided)
-        why = "one seed is no result" if alone else "no more than what seeds alone make"
+        why = "one seed is no result" if alone else "not shown to be more than what seeds alone make"
         yield f"Undecided: {len(undecided)} of {len(differences)} gaps, {why}."
     if not differences:
         yield "There is nothing to hold against the baseline yet."
