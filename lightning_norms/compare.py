@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_norms import grid, recipes
 from lightning_norms.comparing import Check, GridRunner
 from lightning_norms.grid import Grid, PlannedRun
+from lightning_norms.patching import as_yaml
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.comparison_maps import map_tables
 from lightning_norms.reports.comparison_page import comparison_page
@@ -51,7 +52,11 @@ def command(arguments: list[str], check: Check) -> int:
         raise ValueError(f"the base of {plan.name} is no configuration that fit takes: {reason}")
     with _Progress(plan, folder) as progress:
         runner = GridRunner(plan, folder, chosen.jobs, check, progress.start, progress.end)
-        found = runner.run()
+        try:
+            found = runner.run()
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on from here", file=sys.stderr)
+            return 130
     _write(found, folder)
     _print(found, folder, chosen.format)
     return 0 if found.complete else 3
@@ -77,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 def _base(plan: Grid, folder: Path) -> Path:
     """The base alone as a file: if that is wrong, every row would be."""
     file = folder / "base.yaml"
-    file.write_text(grid.as_yaml(plan.base), encoding="utf-8")
+    file.write_text(as_yaml(plan.base), encoding="utf-8")
     return file
 
 
@@ -87,7 +92,9 @@ def _texts(found: Comparison) -> dict[str, str]:
 
 def _write(found: Comparison, folder: Path) -> None:
     for ending, text in _texts(found).items():
-        (folder / f"comparison.{ending}").write_text(text, encoding="utf-8")
+        part = folder / f"comparison.{ending}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / f"comparison.{ending}")
 
 
 def _print(found: Comparison, folder: Path, form: str) -> None:

@@ -34,6 +34,7 @@ Check = Callable[[Path], str | None]
 """Why ``fit --config`` would refuse a file; None if it would not."""
 REASON = 160
 """Most characters of a reason in a table."""
+LAST_WORDS = re.compile(r"error: |[\w.]*(Error|Exception|Interrupt)\b")
 
 
 @dataclass
@@ -134,10 +135,10 @@ class GridRunner:
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
         environment.pop("PL_GLOBAL_SEED", None)
         # The run holds the lock too: if this process is killed, a new grid waits for the run that is left over.
-        held = {} if lock is None else {"pass_fds": (lock,)}
+        held = () if lock is None else (lock,)
         with (place / "output.txt").open("ab") as output:
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                [*command, *resume], stdout=output, stderr=subprocess.STDOUT, env=environment, **held
+            process = subprocess.Popen(
+                [*command, *resume], stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held
             )
             self._processes.add(process)
             try:
@@ -172,8 +173,8 @@ def from_record(planned: PlannedRun, path: Path) -> Run:
 def _why(code: int, output: Path) -> str:
     """The last words of a run that did not finish."""
     lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if re.match(r"error: |[\w.]*(Error|Exception|Interrupt)\b", line)), "")
-    said = said.removeprefix("error: ") or (lines[-1] if lines else "it said nothing")
+    found = (line for line in reversed(lines) if LAST_WORDS.match(line))
+    said = next(found, "").removeprefix("error: ") or (lines[-1] if lines else "it said nothing")
     return _short(f"killed by signal {-code}: {said}" if code < 0 else said)
 
 

@@ -194,7 +194,7 @@ def _base(given: Any, path: Path) -> dict[str, Any]:
     beside = path.parent / given
     file = beside if beside.is_file() else recipes.find(given)
     data = _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file), "a run's configuration")
-    return _base(data["base"], file) if KEYS <= set(data) else data
+    return _base(data["base"], file) if set(data) >= KEYS else data
 
 
 def _variant(name: str, given: Any) -> Variant:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections import Counter
@@ -97,7 +96,7 @@ class RunRecord(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text(json.dumps(as_plain(self._record(trainer, pl_module)), allow_nan=False), encoding="utf-8")
-        os.replace(part, path)
+        part.replace(path)
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         last = dict(self.curve[-1]) if self.curve else {}

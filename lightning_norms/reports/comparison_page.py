@@ -122,7 +122,7 @@ def _scores(found: Comparison) -> Content:
 
 
 def _differences(found: Comparison) -> Content:
-    rows = [
+    rows: list[list[Content]] = [
         [each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), _verdict(each)]
         for each in found.differences()
     ]
