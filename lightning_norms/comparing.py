@@ -124,13 +124,8 @@ class GridRunner:
             return from_record(planned, record)
 
     def _fit(self, place: Path, lock: int | None, checkpoint: Path | None) -> int:
-        attempt = 1 + max((int(path.name.partition("_")[2]) for path in place.glob("attempt_*")), default=0)
-        logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={place}"]
-        logger += ["--trainer.logger.name=", f"--trainer.logger.version=attempt_{attempt}"]
-        quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-        resume = [] if checkpoint is None else [f"--ckpt_path={checkpoint}"]
-        command = [sys.executable, "-m", "lightning_norms", "fit", "--config", str(place / "run.yaml"), *logger, *quiet]
-        (place / f"attempt_{attempt}").mkdir()
+        """Start it or go on; the exit code."""
+        words = [sys.executable, "-m", "lightning_norms", *_command(place, checkpoint)]
         cores = max(1, (os.cpu_count() or 1) // self.jobs)
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
         environment.pop("PL_GLOBAL_SEED", None)
@@ -138,7 +133,7 @@ class GridRunner:
         held = () if lock is None else (lock,)
         with (place / "output.txt").open("ab") as output:
             process = subprocess.Popen(
-                [*command, *resume], stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held
+                words, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held
             )
             self._processes.add(process)
             try:
@@ -150,6 +145,17 @@ class GridRunner:
         self._stopped = True
         for process in list(self._processes):
             process.terminate()
+
+
+def _command(place: Path, checkpoint: Path | None) -> list[str]:
+    """A ``fit`` whose logs and checkpoints are a new attempt in the run's folder."""
+    attempt = 1 + max((int(path.name.partition("_")[2]) for path in place.glob("attempt_*")), default=0)
+    (place / f"attempt_{attempt}").mkdir()
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={place}"]
+    logger += ["--trainer.logger.name=", f"--trainer.logger.version=attempt_{attempt}"]
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    resume = [] if checkpoint is None else [f"--ckpt_path={checkpoint}"]
+    return ["fit", "--config", str(place / "run.yaml"), *logger, *quiet, *resume]
 
 
 def newest(place: Path, name: str) -> Path | None:

@@ -175,13 +175,12 @@ def _axes(given: Any, name: str) -> dict[str, dict[str, Variant]]:
 def _crossed(axes: Mapping[str, Mapping[str, Variant]]) -> dict[str, Variant]:
     """Every pair: the second's overrides on top of the first's; a label that is a number is told with its axis."""
     (first, rows), (second, columns) = axes.items()
-    return {
-        f"{_told(first, row)}, {_told(second, column)}": Variant(
-            f"{row}, {column}", patched(one.overrides, other.overrides), (row, column)
-        )
-        for row, one in rows.items()
-        for column, other in columns.items()
-    }
+    crossed = {}
+    for row, one in rows.items():
+        for column, other in columns.items():
+            name = f"{_told(first, row)}, {_told(second, column)}"
+            crossed[name] = Variant(name, patched(one.overrides, other.overrides), (row, column))
+    return crossed
 
 
 def _told(axis: str, label: str) -> str:
