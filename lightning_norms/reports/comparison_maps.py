@@ -122,7 +122,7 @@ def _exponent_cells(each: Exponent) -> tuple[str, str, str, str]:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, min_width=min(len(title), 79))
 
 
 def _cells(found: Comparison, score: str) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
@@ -146,7 +146,9 @@ def _of(run: Run, score: str) -> float:
 def map_figures(found: Comparison) -> Iterator[Element]:
     """One map a validation set: the fuller the colour, the worse; a missing one is grey."""
     for score in found.scores if found.axes else ():
-        yield figure(score, _map(found, score), f"{found.unit}, mean over seeds: pale is good. Grey: no run finished.")
+        where = f"{found.axes[0]} down, {found.axes[1]} across"
+        words = f"{found.unit}, mean over seeds; {where}. Pale is good; grey: no run finished."
+        yield figure(score, _map(found, score), words)
 
 
 def _map(found: Comparison, score: str) -> Element:
@@ -156,7 +158,6 @@ def _map(found: Comparison, score: str) -> Element:
     content: list[Content] = [
         text(LEFT + width * (i + 0.5), TOP - 8, column, "middle") for i, column in enumerate(columns)
     ]
-    content.append(text(4, TOP - 8, f"{found.axes[0]} \\ {found.axes[1]}"[:13]))
     for down, row in enumerate(rows):
         y = TOP + CELL * down
         content.append(text(LEFT - 6, y + CELL / 2 + 4, row, "end"))
