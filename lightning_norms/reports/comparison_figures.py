@@ -30,7 +30,7 @@ def _dots(found: Comparison, score: str) -> Element:
     every = [value for each in values.values() for value in each]
     pad = 0.08 * (max(every) - min(every)) or 0.05
     names = [name for name in found.titles if values[name]]
-    frame = Frame(height=len(names) * BAR + 44, left=104)
+    frame = Frame(height=len(names) * BAR + 44, left=128)
     x = frame.x(min(every) - pad, max(every) + pad)
     base = fmean(values[found.baseline]) if values[found.baseline] else None
     bottom = frame.height - frame.bottom
@@ -46,7 +46,7 @@ def _dots(found: Comparison, score: str) -> Element:
 
 def _bar(values: list[float], name: str, index: int, y: float, x: Scale) -> Iterator[Element]:
     mean, low, high = fmean(values), min(values), max(values)
-    yield text(x.start - 8, y + 4, name if len(name) <= 16 else name[:15] + "…", "end")
+    yield text(x.start - 8, y + 4, name if len(name) <= 19 else name[:18] + "…", "end")
     yield element("line", x1=x(low), x2=x(high), y1=y, y2=y, class_=_line(index))
     yield from (element("circle", cx=x(value), cy=y, r=2.5, class_=f"{_line(index)} again") for value in values)
     yield element("line", x1=x(mean), x2=x(mean), y1=y - 7, y2=y + 7, class_=f"{_line(index)} thick")

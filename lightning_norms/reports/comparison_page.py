@@ -92,12 +92,14 @@ def _top(found: Comparison) -> Element:
 def results(found: Comparison) -> Iterator[str]:
     """Every gap that is a result, and how many are not, in sentences."""
     differences = found.differences()
-    for each in differences:
-        if each.verdict in (Verdict.BETTER, Verdict.WORSE):
-            yield (
-                f"{each.variant} is {each.verdict.value} than {found.baseline} on {each.score} by "
-                f"{abs(each.mean):.3f} {found.unit} ({interval(each)}, {each.seeds} seeds)."
-            )
+    for verdict in (Verdict.BETTER, Verdict.WORSE):
+        gaps: dict[str, list[str]] = {}
+        for each in differences:
+            if each.verdict is verdict:
+                gaps.setdefault(each.variant, []).append(f"{abs(each.mean):.3f} on {each.score}")
+        if gaps:
+            named = "; ".join(f"{variant} by {' and '.join(each)}" for variant, each in gaps.items())
+            yield f"{verdict.value.capitalize()} than {found.baseline}, in {found.unit}: {named}."
     undecided = [each for each in differences if each.verdict is Verdict.UNDECIDED]
     if undecided:
         alone = any(each.seeds == 1 for each in undecided)

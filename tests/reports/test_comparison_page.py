@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_loads_nothing():
     page = comparison_page(planted())
     assert not re.search(r"://|<script|src=|url\(", page)
     assert "default-src 'none'" in page
-    assert "post, Xavier + rescale is worse than pre, normal on code by 0.300 bits/byte" in page
+    assert "Worse than pre, normal, in bits/byte: post, Xavier + rescale by 0.300 on code and 0.300 on prose;" in page
     for title in ("Scores, bits/byte", "Difference to pre, normal", "Learning curves", "Gradient by depth", "Missing"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("<svg") >= 6
