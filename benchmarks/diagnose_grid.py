@@ -35,8 +35,8 @@ from unittest import mock
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup, Xavier, diagnosing
-from lightning_norms.changes import Plan
+from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup, Xavier, diagnose
+from lightning_norms.diagnosing.changes import Plan
 from lightning_norms.model.designs import PostNorm, PreNorm
 from lightning_norms.reports.diagnosis import Diagnosis, Trial, Verdict
 from lightning_norms.schedules import Linear
@@ -123,8 +123,8 @@ def diagnosis(configuration: Configuration) -> dict[str, Any]:
     module, data, started = configuration.module(), batches(), time.perf_counter()
     data.prepare_data()
     data.setup("fit")  # the unigram entropy is then known, as in the command
-    with mock.patch.object(diagnosing, "plan", return_value=Plan((), ())):
-        found = diagnosing.diagnose(module, data, trainer(configuration.callbacks()))
+    with mock.patch("lightning_norms.diagnosing.diagnose.plan", return_value=Plan((), ())):
+        found = diagnose(module, data, trainer(configuration.callbacks()))
     return {
         "found": json.loads(found.to_json()),
         "unigram_entropy": data.unigram_entropy,

@@ -13,7 +13,7 @@ from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import BytePairs, Bytes
 from lightning_norms.descriptions import describe
-from lightning_norms.diagnosing import diagnose
+from lightning_norms.diagnosing.diagnose import diagnose
 from lightning_norms.metrics import BitsPerByte
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig

@@ -153,6 +153,8 @@ class NormsCLI(LightningCLI):
 
     def before_diagnose(self) -> None:
         """Let trials of other seeds start from weights and data of their own."""
+        if self._get(self.config, "fix") is not None and self._get(self.config, "write_fix") is None:
+            raise ValueError("--fix says which change --write_fix FILE takes, but --write_fix is not given.")
 
         def rebuild(_: int) -> tuple[Any, Any]:  # the seed is in force when this is called
             anew = self.parser.instantiate_classes(self.config)
@@ -167,8 +169,9 @@ class NormsCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return  # Lightning's launcher takes another rank's exit code for a crash
         if file is not None:
-            print(self._write_fix(found, Path(file)))
-        if found.trials and not found.trains:
+            said = self._write_fix(found, Path(file))
+            print(said, file=sys.stderr if self._get(self.config, "format") == "json" else sys.stdout)
+        if not found.trains and (found.trials or not found.facts.trainable):
             raise SystemExit(3)
 
     def _write_fix(self, found: Diagnosis, file: Path) -> str:

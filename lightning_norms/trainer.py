@@ -8,11 +8,11 @@ from typing import Any, Literal
 from lightning.pytorch import Trainer
 from rich.console import Console
 
-from lightning_norms.diagnosing import Rebuild, diagnose
+from lightning_norms.diagnosing.diagnose import Rebuild, diagnose
+from lightning_norms.diagnosing.trial_progress import ConsoleProgress
 from lightning_norms.reports.diagnosis import Diagnosis
 from lightning_norms.reports.diagnosis_page import diagnosis_page
 from lightning_norms.reports.diagnosis_text import diagnosis_text
-from lightning_norms.trial_progress import ConsoleProgress
 
 
 class NormsTrainer(Trainer):

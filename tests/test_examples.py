@@ -88,6 +88,13 @@ def test_your_module_from_yaml(tmp_path):
     assert "block_02" in said
 
 
+@pytest.mark.slow
+def test_popular_sentences(tmp_path):
+    said = printed(tmp_path, EXAMPLES / "popular_sentences.py", "--seeds=1", "--layers=6", "--steps=6")
+    assert "vanish at" in said
+    assert "0 of 1" in said
+
+
 def test_the_change_is_an_import_and_an_argument():
     code = [re.sub(r'""".*?"""', "", (EXAMPLES / f"existing_project_{name}.py").read_text(), count=1, flags=re.DOTALL).splitlines() for name in ("before", "after")]  # noqa: E501  # fmt: skip
     changes = [line for line in difflib.ndiff(*code) if line[:2] in ("+ ", "- ") and line[2:].strip()]

@@ -33,7 +33,8 @@ class AfterStep(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
+        self._within = 0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -46,7 +47,11 @@ class AfterStep(Callback):
                 "stand still."
             )
         if parts and trainer.optimizers:
-            self._handle = trainer.optimizers[0].register_step_post_hook(lambda *_: _tell(parts))
+            optimizer = trainer.optimizers[0]
+            self._handles = [
+                optimizer.register_step_pre_hook(lambda *_: self._begin()),
+                optimizer.register_step_post_hook(lambda *_: self._end(parts)),
+            ]
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -59,14 +64,19 @@ class AfterStep(Callback):
         self._remove()
 
     def _remove(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._within = [], 0
+
+    def _begin(self) -> None:
+        self._within += 1
+
+    def _end(self, parts: list[Any]) -> None:
+        # An optimizer whose step() calls that of its parent class ends twice in one step.
+        self._within -= 1
+        if self._within == 0:
+            for part in parts:
+                part.after_step()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handle": None}
-
-
-def _tell(parts: list[Any]) -> None:
-    for part in parts:
-        part.after_step()
+        return {**self.__dict__, "_handles": [], "_within": 0}

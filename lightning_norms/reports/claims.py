@@ -8,19 +8,31 @@ from collections.abc import Iterator, Sequence
 from lightning_norms.reports.diagnosis import AS_GIVEN, Claim, DepthProfile, Look, Trial, Verdict
 from lightning_norms.reports.render import number
 
+SAME, OTHER = 1.25, 1.6
+"""Factors within which two gradients of different depths are what was said, and beyond which they are not: one batch
+tells no more."""
 NEAR_IDENTITY = 0.2
 """A block that changes the stream by less than this share of it."""
 
 
-def claims(look: Look, trials: Sequence[Trial], rescaled: Look | None = None) -> tuple[Claim, ...]:
+def claims(
+    look: Look, trials: Sequence[Trial], rescaled: Look | None = None, shallow: Look | None = None
+) -> tuple[Claim, ...]:
     """What holds, what does not, and what these numbers do not decide.
 
     Args:
         look: at the first step as given.
         trials: all of them.
         rescaled: the same look after the residual rescale, if that can be done.
+        shallow: the same look at fewer blocks, if the model can be built so.
     """
-    return (*_gradients(look), *_stream(look), *_identity(look, rescaled), *_remedies(trials))
+    return (
+        *_gradients(look),
+        *_against_depth(look, shallow),
+        *_stream(look),
+        *_identity(look, rescaled),
+        *_remedies(trials),
+    )
 
 
 def _gradients(look: Look) -> Iterator[Claim]:
@@ -35,6 +47,32 @@ def _gradients(look: Look) -> Iterator[Claim]:
     else:
         popular = "With norms inside the branches all blocks get equal gradients."
         yield Claim("gradient by depth", popular, 0.5 < ratio < 2, measured, evidence)
+
+
+def _against_depth(look: Look, shallow: Look | None) -> Iterator[Claim]:
+    """What depth does to the gradient of the top block: Xiong et al. 2020, arXiv:2002.04745, theorem 1."""
+    deep, other = (_blocks(each.profile("parameter_gradient")) if each else () for each in (look, shallow))
+    if not deep or not other or not other[-1] > 0 or len(deep) == len(other):
+        return
+    ratio, root = deep[-1] / other[-1], math.sqrt(len(other) / len(deep))
+    expected = 1.0 if look.post_norm else root
+    popular = (
+        "The gradient near the output of a post-norm stack does not depend on its depth L."
+        if look.post_norm
+        else "Pre-norm gradients near the output shrink like 1/sqrt(L)."
+    )
+    measured = (
+        f"the top block's gradient is {number(deep[-1])} at {len(deep)} blocks and {number(other[-1])} at "
+        f"{len(other)}: x {ratio:.2f}, where 1/sqrt(L) says x {root:.2f}"
+    )
+    miss = math.exp(abs(math.log(ratio / expected))) if ratio > 0 else math.inf
+    holds = True if miss < SAME else False if miss > OTHER else None
+    yield Claim("gradient against depth", popular, holds, measured, {"ratio": ratio, "one_over_root": root})
+
+
+def _blocks(profile: DepthProfile | None) -> tuple[float, ...]:
+    """Values of the blocks of the first stack."""
+    return next(iter(profile.of_blocks().values()), ()) if profile else ()
 
 
 def _stream(look: Look) -> Iterator[Claim]:
@@ -89,7 +127,11 @@ def _remedies(trials: Sequence[Trial]) -> Iterator[Claim]:
         runs = [trial for trial in trials if trial.name in names]
         if runs:
             said = "; ".join(f"{trial.name}: {trial.verdict.value}" for trial in runs)
-            holds = any(all(t.verdict is Verdict.TRAINS for t in runs if t.name == name) for name in _names(runs))
+            holds: bool | None = any(
+                all(t.verdict is Verdict.TRAINS for t in runs if t.name == name) for name in _names(runs)
+            )
+            if not holds and any(t.verdict is Verdict.UNDECIDED for t in [*given, *runs]):
+                holds = None
             ends = {f"end loss, {trial.name}": trial.end_loss for trial in runs if trial.end_loss is not None}
             yield Claim(title, popular, holds, f"{said} (as given: {given[0].verdict.value})", ends)
 

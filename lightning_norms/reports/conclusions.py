@@ -32,7 +32,12 @@ SEVERITY = (
 
 
 def conclude(
-    facts: Facts, look: Look, trials: Sequence[Trial], notes: Sequence[str] = (), rescaled_look: Look | None = None
+    facts: Facts,
+    look: Look,
+    trials: Sequence[Trial],
+    notes: Sequence[str] = (),
+    rescaled_look: Look | None = None,
+    shallow_look: Look | None = None,
 ) -> Diagnosis:
     """The whole diagnosis.
 
@@ -42,6 +47,7 @@ def conclude(
         trials: all trials of all seeds; those named ``AS_GIVEN`` are the configuration itself. May be empty.
         notes: what was left out, and why.
         rescaled_look: the look after the residual rescale.
+        shallow_look: the look at fewer blocks.
     """
     trials = [settled(each, _beside(each, trials), look.constant_loss) for each in trials]
     found = Diagnosis(
@@ -51,8 +57,9 @@ def conclude(
         tuple(trials),
         mechanisms(facts, look, trials),
         rank(trials),
-        claims(look, trials, rescaled_look),
+        claims(look, trials, rescaled_look, shallow_look),
         rescaled_look,
+        shallow_look,
         tuple(notes),
     )
     return replace(found, summary=summarize(found))

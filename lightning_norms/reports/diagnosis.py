@@ -237,6 +237,8 @@ class Diagnosis:
     claims: tuple[Claim, ...] = ()
     rescaled_look: Look | None = None
     """The same look after the residual rescale, if that was tried."""
+    shallow_look: Look | None = None
+    """The same look at a quarter of the blocks, if the model can be built so."""
     notes: tuple[str, ...] = ()
     """What was not tried or not measured, and why; one sentence each."""
     summary: tuple[str, ...] = ()

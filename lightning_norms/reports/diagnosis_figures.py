@@ -103,7 +103,8 @@ def loss_figure(found: Diagnosis, order: Sequence[str]) -> Element | None:
     firsts = [next(loss for loss in trial.losses if math.isfinite(loss)) for trial in runs]
     levels = [loss for trial in runs for loss in trial.losses if math.isfinite(loss)]
     known = [value for _, _, value in lines]
-    y = _loss_scale(min([*levels, *known]), max([*firsts, *known]))
+    usual = sorted(levels)[int(0.97 * (len(levels) - 1))]  # a spike must not flatten everything else
+    y = _loss_scale(min([*levels, *known]), max([*firsts, *known, usual]))
     x = FRAME.x(0, max(max(len(trial.losses) for trial in runs) - 1, 1))
     curves = [
         line(thinned(trial.losses), x, y, _curve_class(trial, order.index(trial.name)))

@@ -49,7 +49,7 @@ def diagnosis_page(found: Diagnosis) -> str:
         >>> from lightning_norms.reports.diagnosis import Look, Verdict
         >>> facts = Facts("Net", 9, 9, {"": 2}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
         >>> page = diagnosis_page(Diagnosis(facts, Look(1.5, 4, 1.386, None, 0, None, None), Verdict.UNDECIDED))
-        >>> "Only the first step was looked at" in page, "http" in page
+        >>> "Only the first step was looked at" in page, "://" in page
         (True, False)
     """
     headline = _headline(found)

@@ -66,8 +66,16 @@ def _fixes(found: Diagnosis) -> str:
     text = f"Fix: {alive[0].name} ({alive[0].change}){_gain(alive[0])}."
     if alive[1:]:
         text += f" Also trains: {_listed(alive[1:])}."
-    dead = [fix for fix in found.fixes if not fix.trains]
-    return text + (f" Does not help: {_listed(dead)}." if dead else "")
+    return text + _not_alive(found.fixes)
+
+
+def _not_alive(fixes: tuple[Fix, ...]) -> str:
+    """What does not help, and what these steps do not decide."""
+    others = [fix for fix in fixes if not fix.trains]
+    open_ = [fix for fix in others if Verdict.UNDECIDED in fix.verdicts]
+    dead = [fix for fix in others if fix not in open_]
+    text = f" Does not help: {_listed(dead)}." if dead else ""
+    return text + (f" Undecided: {_listed(open_)}." if open_ else "")
 
 
 def _listed(fixes: list[Fix] | tuple[Fix, ...]) -> str:

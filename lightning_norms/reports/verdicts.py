@@ -123,7 +123,8 @@ def _without_a_rise(
         return Verdict.SPIKES, f"{len(spikes)} spikes (steps {steps}), and the loss is at {end:.4g}"
     fall = first - end
     if fall <= max(0.02 * abs(first), 2 * _noise(trial.losses)):
-        return Verdict.UNDECIDED, f"the loss hardly moved in {len(trial.losses)} steps: {first:.4g} to {end:.4g}"
+        how = "did not come down" if fall <= 0 else "hardly moved"
+        return Verdict.UNDECIDED, f"the loss {how} in {len(trial.losses)} steps: {first:.4g} to {end:.4g}"
     if trial.stalled_steps and not has_learnt(trial.excess, constant_loss):
         last = trial.stalled_steps
         return Verdict.UNDECIDED, f"depths without a gradient for the last {last} steps only, at loss {end:.4g}"

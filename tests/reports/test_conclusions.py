@@ -119,6 +119,14 @@ def test_each_cause_is_named_with_its_numbers(trials, cause, words):
     assert [word for word in words if word not in sentences[cause]] == []
 
 
+def test_what_is_undecided_is_not_said_to_be_of_no_help():
+    tried = [DEAD, trial("good", Verdict.TRAINS, 2.8), trial("slow", Verdict.UNDECIDED, 3.1)]
+    (fixes,) = (
+        line for line in conclude(FACTS, look(), [*tried, trial("bad", Verdict.STALLS, 3.3)]).summary if "Fix:" in line
+    )
+    assert fixes.endswith("Does not help: bad. Undecided: slow.")
+
+
 def test_a_healthy_run_has_no_cause_and_no_fix_is_offered():
     found = conclude(FACTS, look(), [trial("as given", Verdict.TRAINS, 2.5), trial("warmup", Verdict.TRAINS, 2.4)])
     assert found.causes == ()
@@ -139,10 +147,28 @@ def test_popular_sentences_are_held_against_the_numbers():
     assert claims["bottom gradients at init"].holds is False
     assert "3" in claims["bottom gradients at init"].measured
     assert claims["warmup alone"].holds is False
+    undecided = conclude(FACTS, look(flat), [DEAD, trial("warmup", Verdict.UNDECIDED, 3.2)]).claims
+    assert {claim.name: claim.holds for claim in undecided}["warmup alone"] is None
     vanishing = conclude(FACTS, look(blocks("parameter_gradient", 0.01, 0.1, 1.0)), [])
     assert vanishing.claims[0].holds is True
     pre = conclude(FACTS, look(blocks("parameter_gradient", 4.0, 2.0, 1.0), post_norm=False), [])
     assert (pre.claims[0].name, pre.claims[0].holds) == ("gradient by depth", False)
+
+
+def test_the_gradient_near_the_output_is_held_against_another_depth():
+    def claim(post_norm, deep, shallow):
+        looks = [
+            look(blocks("parameter_gradient", *[g] * n), post_norm=post_norm) for g, n in ((deep, 16), (shallow, 4))
+        ]
+        found = conclude(FACTS, looks[0], [], shallow_look=looks[1])
+        return next(claim for claim in found.claims if claim.name == "gradient against depth")
+
+    assert claim(False, 1.0, 2.0).holds is True  # 1/sqrt(16/4)
+    assert claim(False, 1.0, 1.0).holds is False
+    assert claim(True, 1.0, 1.0).holds is True
+    assert claim(True, 1.0, 2.0).holds is False
+    assert claim(True, 1.4, 1.0).holds is None  # one batch does not decide that
+    assert "x 0.50" in claim(True, 1.0, 2.0).measured
 
 
 def test_exponential_growth_is_told_from_growth_by_a_power_of_depth():

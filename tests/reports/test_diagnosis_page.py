@@ -258,6 +258,14 @@ def test_the_loss_curve_of_the_given_run_goes_through_its_losses():
     assert first / second == pytest.approx((5.6 - 4.0) / (4.0 - 3.333), rel=0.01)
 
 
+@pytest.mark.parametrize(("losses", "cut"), [((1.0,) * 10 + (6.0,) * 90, 0), ((1.0,) * 99 + (900.0,), 1)])
+def test_a_run_that_rises_is_seen_and_a_spike_does_not_flatten_it(losses, cut):
+    given = replace(DEAD, losses=losses, verdict=Verdict.DIVERGES)
+    page = page_of(conclude(FACTS, look(uniform_loss=None, constant_loss=None), (given,)))
+    assert ("Drawn at the upper edge" in page.text) == bool(cut)
+    assert not cut or "losses above 1.5 (1)." in page.text
+
+
 def test_dead_cells_are_dark_and_zero_infinite_and_nan_have_their_own_colours():
     rows = ((1.0, 1e-8), (1.0, 0.0), (INF, NAN))
     strange = replace(DEAD, gradients=Profile(("block_00", "block_01", "block_02"), (0, 2), rows))

@@ -121,3 +121,9 @@ def test_a_plateau_is_death_if_another_run_has_learnt_from_the_same_batches():
     assert "-0.67" in found.reason
     slow = replace(flat, reason="the loss hardly moved in 20 steps: 6 to 6")
     assert settled(slow, [better], 3.17) is slow
+
+
+def test_a_loss_that_rises_is_not_said_to_have_moved_a_little():
+    verdict, reason = judge(trial([1.0 + 0.01 * i for i in range(10)], constant=None), None)[:2]
+    assert verdict is Verdict.UNDECIDED
+    assert reason.startswith("the loss did not come down in 10 steps")

@@ -18,19 +18,21 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_norms.borrowing import borrowed, fit_afresh, is_left_out, same_order
-from lightning_norms.changes import GIVEN, Plan, plan
-from lightning_norms.counterfactual import Change
-from lightning_norms.looking import Looker
+from lightning_norms.diagnosing.borrowing import borrowed, fit_afresh, is_left_out, same_order
+from lightning_norms.diagnosing.changes import GIVEN, Plan, plan, shallower
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.diagnosing.initial_flags import TRAINED
+from lightning_norms.diagnosing.looking import Looker
+from lightning_norms.diagnosing.trial_progress import Silent, TrialProgress
+from lightning_norms.diagnosing.trials import Recorder, run_trial
 from lightning_norms.reports.conclusions import conclude
 from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
-from lightning_norms.trial_progress import Silent, TrialProgress
-from lightning_norms.trials import Recorder, run_trial
 
 Rebuild = Callable[[int], tuple[Any, Any]]
 """Seed -> (module, data) made anew with it."""
@@ -102,6 +104,7 @@ class _Session:
         self.notes: list[str] = []
         entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
         self.uniform_loss: float | None = None
+        self.labels = 0
         self.batches: list[float] = []
         self.constants: tuple[float, ...] = ()
         self.constant_loss: float | None = None if entropy is None else float(entropy)
@@ -117,12 +120,18 @@ class _Session:
                 return conclude(facts, look, (), ("no trials: only the first step was looked at",))
             self.uniform_loss = look.uniform_loss
             self._fit_steps(facts)
-            chosen = plan(facts, built, given, self.steps)
+            trained = any(flag.name == TRAINED for flag in look.flags)
+            chosen = plan(facts, built, given, self.steps, trained)
+            rescaled = self._changed_look(
+                given, next((each for each in chosen.changes if each.name == "rescale"), None)
+            )
+            shallow = self._changed_look(given, shallower(built))
             del built
-            rescaled = self._rescaled_look(given, chosen.changes)
             self.notes += chosen.notes
             done = self._all_seeds(given, chosen, seeds)
-        return conclude(facts, look, done, self.notes, rescaled)
+            if self.labels:  # the whole trial has told more of them than the first step
+                look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
+        return conclude(facts, look, done, self.notes, rescaled, shallow)
 
     def _fit_steps(self, facts: Facts) -> None:
         """No trial is longer than the run; one that is shorter than its warmup does not see the peak, and says so."""
@@ -152,17 +161,18 @@ class _Session:
             self.notes.append("seeds differ in the order of the data and in dropout; the weights start the same")
         return done
 
-    def _rescaled_look(self, given: Sequence[Callback], changes: Sequence[Change]) -> Look | None:
-        """What the residual rescale makes of the first step, if it can be tried."""
-        change = next((change for change in changes if change.name == "rescale"), None)
-        return None if change is None else self._look(change.callbacks_from(given), ())[1]
+    def _changed_look(self, given: Sequence[Callback], change: Change | None) -> Look | None:
+        """The first step under a change; None if there is no such change."""
+        return None if change is None else self._look(given, (), change)[1]
 
-    def _look(self, given: Sequence[Callback], left_out: Sequence[str]) -> tuple[Facts, Look, Any]:
+    def _look(
+        self, given: Sequence[Callback], left_out: Sequence[str], change: Change = GIVEN
+    ) -> tuple[Facts, Look, Any]:
         looker = Looker(given, left_out, self.constant_loss)
         subject = _copied(self.module)
         with isolate_rng(), same_order(self.data):
-            callbacks = [*(copy.deepcopy(callback) for callback in given), looker]
-            fit_afresh(self.trainer, subject, callbacks, self.data)
+            subject = subject if change.rebuild is None else change.rebuild(subject)
+            fit_afresh(self.trainer, subject, [*change.callbacks_from(given), looker], self.data)
         if looker.facts is None or looker.look is None:
             raise ValueError("diagnose: the data gave no batch for a first optimizer step; nothing could be looked at.")
         return looker.facts, looker.look, subject
@@ -173,7 +183,7 @@ class _Session:
         if number == 0:
             yield self.module, self.data
             return
-        before = {key: os.environ.get(key) for key in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+        before = {key: os.getenv(key) for key in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
         seed = int(before["PL_GLOBAL_SEED"] or 0) + number
         with isolate_rng():
             seed_everything(seed, workers=bool(int(before["PL_SEED_WORKERS"] or 0)), verbose=False)
@@ -199,7 +209,8 @@ class _Session:
                 continue
             if change is GIVEN:
                 self.batches, self.constants = recorder.batches, recorder.constants
-                self.constant_loss = recorder.constant_loss
+                if self.constant_loss is None:
+                    self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
             elif recorder.batches != self.batches[: len(recorder.batches)]:
                 self.notes.append(f"the data gave other batches to {change.name}: its gain has that noise in it")
             yield recorder.result(change, number, self.uniform_loss)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_norms import GPT2Rescale, Linear, Warmup, diagnose
-from lightning_norms.depth_probe import DepthProbe
+from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.writers import residual_writers, scale_
 from tests.stand_ins import VOCABULARY, Block, Decoder, Module, loader, seeded, trainer
 
@@ -110,6 +110,10 @@ def test_with_accumulation_the_update_is_the_mean_gradient_s(tmp_path, module):
     twice = seeded(lambda: Module(Decoder(layers=3), learning_rate=RATE, optimizer=torch.optim.SGD))
     look = looked(tmp_path, twice, accumulate_grad_batches=2)
     decoder = module.decoder
+    stream = decoder.blocks[0](decoder.embedding(next(iter(loader()))[0]))
+    assert look.profile("stream_rms").values[0] == pytest.approx(
+        stream.square().mean().sqrt().item()
+    )  # the first batch's
     for batch, _ in zip(loader(), range(2), strict=False):
         logits = decoder(batch[0])
         (cross_entropy(logits[:, :-1].flatten(0, 1), batch[0][:, 1:].flatten()) / 2).backward()
@@ -142,10 +146,11 @@ def test_a_missing_and_a_double_final_norm(tmp_path):
 
 
 def test_an_init_that_has_the_rescale_already(tmp_path, module):
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.decoder.parameters():
             if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.2)
+                nn.init.normal_(parameter, std=0.2, generator=generator)
     assert "rescaled init" not in flags(looked(tmp_path, module))
     for matrix in residual_writers(module):
         scale_(matrix, GPT2Rescale().gain(matrix.layer, matrix.layers))

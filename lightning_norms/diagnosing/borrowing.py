@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils._pytree import tree_leaves
 
 LEFT_OUT = frozenset(
@@ -40,7 +41,9 @@ def borrowed(trainer: Any) -> Iterator[list[Callback]]:
     saved = {name: getattr(trainer, name) for name in KEPT}
     strategy = {name: getattr(trainer.strategy, name, None) for name in ("_lightning_module", "_model")}
     training, state = trainer.training, copy.copy(trainer.state)
-    trainer.loggers, trainer.limit_val_batches, trainer.num_sanity_val_steps = [], 0, 0
+    # A module may write to self.logger.experiment: it gets a logger that takes everything and keeps nothing.
+    trainer.loggers = [DummyLogger() for _ in saved["loggers"]]
+    trainer.limit_val_batches, trainer.num_sanity_val_steps = 0, 0
     try:
         with _silence():
             yield [callback for callback in saved["callbacks"] if not is_left_out(callback)]

@@ -77,10 +77,14 @@ def test_a_run_that_trains_is_code_0_and_leaves_one_folder(folder, capsys):
 
 
 def test_json_alone_goes_to_stdout(folder, capsys):
-    assert run("--config", "healthy.yaml", "--steps=3", "--format=json", "--folder=out/deep") == 3  # too short to tell
+    words = ["--steps=3", "--seeds=2", "--format=json", "--folder=out/deep", "--write_fix=f.yaml", "--fix=warmup"]
+    assert run("--config", "healthy.yaml", *words) == 3  # too short to tell
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((folder / "out/deep/diagnosis.json").read_text())
     assert [trial["planned_steps"] for trial in found["trials"]] == [3] * len(found["trials"])
+    first, second = [trial["losses"] for trial in found["trials"] if trial["name"] == "as given"]
+    assert first[0] != second[0]  # weights and data of their own for each seed
+    assert all(fix["spread"] is not None for fix in found["fixes"])
 
 
 def test_the_page_is_written_and_can_be_printed(folder, capsys):
@@ -117,6 +121,7 @@ def test_a_fix_is_written_as_a_file_that_fit_runs(folder, more, capsys):
         (["--steps=0"], ["steps is 0"]),
         (["--seeds=many"], ["seeds", "whole number"]),
         (["--steps=1", "--write_fix=f.yaml", "--fix=wrmup"], ["'wrmup'", "warmup"]),
+        (["--steps=1", "--fix=warmup"], ["--write_fix is not given"]),
         (["--format=word"], ["word", "table", "json"]),
         (["--stepz=3"], ["stepz"]),
     ],
@@ -128,6 +133,18 @@ def test_a_mistake_is_code_2_and_one_short_message(folder, arguments, words, cap
     message = error[error.rindex("error: ") :]
     assert len(message.splitlines()) <= 5
     assert [word for word in words if word not in message] == []
+
+
+def test_a_frozen_model_is_no_run_that_trains(folder, capsys):
+    (folder / "frozen_one.py").write_text(
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        "class Frozen(BoringModel):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.requires_grad_(False)\n"
+    )
+    assert run("--model=frozen_one.Frozen", "--trainer.accelerator=cpu") == 3
+    assert "None of the 66 parameters is trainable" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
@@ -145,7 +162,7 @@ def test_dead_on_arrival_is_named_and_what_is_written_trains(folder, capsys):
 
 @pytest.mark.slow
 def test_two_ranks_say_it_once(folder):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     words = ["--trainer.devices=2", "--trainer.strategy=ddp", "--steps=6", "--folder=both", "--config=healthy.yaml"]
     command = [sys.executable, "-W", "ignore", "-m", "lightning_norms", "diagnose", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_norms.borrowing import fit_afresh
-from lightning_norms.counterfactual import Change
 from lightning_norms.depth import DepthMap
 from lightning_norms.depth_history import Profile
 from lightning_norms.detection import (
@@ -25,7 +23,9 @@ from lightning_norms.detection import (
     StallRule,
     find_non_finite,
 )
-from lightning_norms.labels import LossWatcher
+from lightning_norms.diagnosing.borrowing import fit_afresh
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.learning_rate import factors_of
 from lightning_norms.observing import StepObserver
 from lightning_norms.reports.diagnosis import Trial, TrialEvent
@@ -67,6 +67,7 @@ class Recorder(Callback):
         self.steps, self.learning_rate, self.progress = steps, learning_rate, progress
         self.constant_loss, self.constants, self.run_to_the_end = constant_loss, tuple(constants), run_to_the_end
         self.watcher = LossWatcher() if watch_labels else None
+        self.labels = 0
         self.losses: list[float] = []
         self.grad_norms: list[float] = []
         self.batches: list[float] = []
@@ -146,6 +147,7 @@ class Recorder(Callback):
         """What the labels of the whole trial tell."""
         if self.watcher is not None:
             self.constants = self.watcher.constant_losses_over(trainer)
+            self.labels = self.watcher.labels * trainer.world_size
             if self.constant_loss is None:
                 self.constant_loss = self.watcher.constant_loss_over(trainer)
 

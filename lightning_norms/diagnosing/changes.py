@@ -12,9 +12,9 @@ from lightning.pytorch import Callback
 
 from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.counterfactual import Change
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.initial_weights import already_scaled
 from lightning_norms.model.designs import DeepNorm, PreNorm
-from lightning_norms.model.residual import Placement
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.diagnosis import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
@@ -36,7 +36,7 @@ class Plan:
     """All that keeps the architecture together, for a run that no single change saves."""
 
 
-def plan(facts: Facts, built: Any, given: Sequence[Callback], steps: int) -> Plan:
+def plan(facts: Facts, built: Any, given: Sequence[Callback], steps: int, trained: bool = False) -> Plan:
     """What to try on a run.
 
     Args:
@@ -44,12 +44,17 @@ def plan(facts: Facts, built: Any, given: Sequence[Callback], steps: int) -> Pla
         built: a copy of the module after its first step, so that everything in it exists.
         given: callbacks of the configuration.
         steps: of a trial.
+        trained: whether the weights came trained, so that another init would spoil them.
     """
     notes: list[str] = []
     names = {type(callback).__name__ for callback in given}
     warm = None if "Warmup" in names else _warmup(facts, steps)
-    small = _rescale(built, given, GPT2Rescale(), "rescale", notes)
-    deep = _rescale(built, given, DeepNormRescale(), "DeepNorm-style init", notes) if small is not None else None
+    small = deep = None
+    if trained:
+        notes.append("no rescale was tried: these weights have been trained")
+    else:
+        small = _rescale(built, given, GPT2Rescale(), "rescale", notes)
+        deep = _rescale(built, given, DeepNormRescale(), "DeepNorm-style init", notes)
     both = None if warm is None or small is None else _together("warmup + rescale", warm, small)
     if warm is None:
         notes.append("warmup was not tried as a change: the configuration has one")
@@ -94,6 +99,9 @@ def _rescale(built: Any, given: Sequence[Callback], rule: RescaleRule, name: str
         matrices = value_path(built) if rule.whole_value_path else residual_writers(built)
     except ValueError as error:
         notes.append(f"{name} was not tried: {str(error).partition('. Seen')[0].splitlines()[0].rstrip('.:')}")
+        return None
+    if already_scaled(matrices, rule):
+        notes.append(f"{name} was not tried: this init already has it")
         return None
     layers = max(matrix.layers for matrix in matrices)
     what = "value path" if rule.whole_value_path else "residual writers"
@@ -149,12 +157,20 @@ def _placements(built: Any) -> Iterator[Change]:
         if type(built.config.placement) is not type(placement):
             patch = {"model": {"init_args": {"decoder": {"placement": name}}}}
             words = f"another architecture: placement {name}"
-            yield Change(name, words, patch, rebuild=partial(_with_placement, placement))
+            yield Change(name, words, patch, rebuild=partial(_rebuilt, placement=placement))
 
 
-def _with_placement(placement: Placement, module: DecoderModule) -> DecoderModule:
+def shallower(built: Any) -> Change | None:
+    """A quarter of the blocks: only of our own module, and only if that leaves some."""
+    if type(built) is not DecoderModule or built.config.n_layers < 8:
+        return None
+    layers = built.config.n_layers // 4
+    return Change("shallower", f"{layers} blocks", rebuild=partial(_rebuilt, n_layers=layers))
+
+
+def _rebuilt(module: DecoderModule, **changes: Any) -> DecoderModule:
     return DecoderModule(
-        replace(module.config, placement=placement),
+        replace(module.config, **changes),
         learning_rate=module.learning_rate,
         betas=module.betas,
         eps=module.eps,

@@ -15,21 +15,21 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.depth import DepthMap
-from lightning_norms.depth_probe import DepthProbe
-from lightning_norms.initial_flags import identical_blocks, rescaled_already, traps
-from lightning_norms.labels import LossWatcher
-from lightning_norms.measure import GroupNorms, sharding_group, update_ratio
-from lightning_norms.observing import StepObserver, pending_scale
-from lightning_norms.pass_flags import (
+from lightning_norms.diagnosing.depth_probe import DepthProbe
+from lightning_norms.diagnosing.initial_flags import identical_blocks, rescaled_already, trained_already, traps
+from lightning_norms.diagnosing.labels import LossWatcher
+from lightning_norms.diagnosing.pass_flags import (
     end_of_stack,
     idle_first_step,
     rounded_updates,
     ruled_by_eps,
     without_gradient,
 )
+from lightning_norms.diagnosing.run_facts import facts_of, refuse
+from lightning_norms.measure import GroupNorms, sharding_group, update_ratio
+from lightning_norms.observing import StepObserver, pending_scale
 from lightning_norms.reports.diagnosis import DepthProfile, Facts, Flag, Look
 from lightning_norms.reports.growth import growths
-from lightning_norms.run_facts import facts_of, refuse
 from lightning_norms.writers import Matrix, residual_writers
 
 MEANINGS = {
@@ -88,6 +88,7 @@ class Looker(Callback):
         self._observer = StepObserver(pl_module)
         self._flags += identical_blocks(self._depth.stacks)
         self._flags += rescaled_already(pl_module, writers)
+        self._flags += trained_already(pl_module)
         self._flags += traps(trainer.optimizers, self.facts)
 
     @override

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_norms.initial_weights import already_scaled
+from lightning_norms.initial_weights import already_scaled, looks_trained
 from lightning_norms.reports.diagnosis import Facts, Flag
 from lightning_norms.rescale_rules import GPT2Rescale
 from lightning_norms.stacks import Stack
 from lightning_norms.writers import Matrix
+
+TRAINED = "trained weights"
 
 
 @torch.no_grad()
@@ -45,6 +47,12 @@ def rescaled_already(module: nn.Module, writers: Sequence[Matrix]) -> Iterator[F
         factor = rule.gain(1, max(matrix.layers for matrix in writers))
         sentence = f"this init already has 1/sqrt(2L) = {factor:.3g} on its {len(writers)} residual writers"
         yield Flag("rescaled init", sentence, {"factor": factor})
+
+
+def trained_already(module: nn.Module) -> Iterator[Flag]:
+    """Whether the weights are no longer at an init."""
+    if looks_trained(module):
+        yield Flag(TRAINED, "these weights have been trained: a norm's gain or bias is no longer one constant")
 
 
 def traps(optimizers: Sequence[Optimizer], facts: Facts) -> Iterator[Flag]:
