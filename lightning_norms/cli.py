@@ -19,7 +19,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from rich.console import Console
 
-from lightning_norms import compare, generate, mistakes, patching, recipes
+from lightning_norms import generate, mistakes, patching, recipes
 
 # Imported so that their classes are known by one word in YAML.
 from lightning_norms.callbacks import (  # noqa: F401
@@ -33,6 +33,7 @@ from lightning_norms.callbacks import (  # noqa: F401
 )
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
+from lightning_norms.comparing import compare
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig

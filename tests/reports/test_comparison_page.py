@@ -33,7 +33,7 @@ NAMES = ("pre, normal", "post, Xavier + rescale", "attention residuals [x]")
 def planted():
     runs = [run(name, seed, 2.5 + i * 0.3 + (seed - 1338) * 0.02) for seed in SEEDS for i, name in enumerate(NAMES)]
     runs += [Run("broken", seed, "error " * 26) for seed in SEEDS]
-    titles = {name: "with [red]brackets[/] and quite some words" for name in (*NAMES, "broken")}
+    titles = dict.fromkeys((*NAMES, "broken"), "with [red]brackets[/] and quite some words")
     return Comparison("planted", NAMES[0], titles, tuple(runs))
 
 
@@ -107,7 +107,9 @@ def crossed(powers):
             runs += [run(name, seed, 2.0 + blocks / 100, gradient_first=gradient) for seed in (1, 2)]
     titles = {name: name for name in labels}
     published = {"pre": -0.5, "post": 0.0}
-    return Comparison("x", "pre, blocks 2", titles, tuple(runs), "bits/byte", ("placement", "blocks"), labels, published)
+    return Comparison(
+        "x", "pre, blocks 2", titles, tuple(runs), "bits/byte", ("placement", "blocks"), labels, published
+    )
 
 
 def test_exponents_are_fitted():

@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_norms import grid, recipes
-from lightning_norms.comparing import Check, GridRunner
-from lightning_norms.grid import Grid, PlannedRun
+from lightning_norms import recipes
+from lightning_norms.comparing import grid
+from lightning_norms.comparing.grid import Grid, PlannedRun
+from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.patching import as_yaml
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.comparison_maps import map_tables

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from lightning_norms import compare
-from lightning_norms.comparing import GridRunner
-from lightning_norms.grid import Grid, Variant
+from lightning_norms.comparing import compare
+from lightning_norms.comparing.grid import Grid, Variant
+from lightning_norms.comparing.grid_runner import GridRunner
 from lightning_norms.reports.comparison import Verdict
 
 VARIANTS = {"pre": Variant("as it was", {}), "post": Variant("moved", {"model": {"x": 1}})}

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from lightning_norms import grid
+from lightning_norms.comparing import grid
 
 BASE = {
     "model": {"class_path": "DecoderModule", "init_args": {"decoder": {"placement": "PreNorm", "n_layers": 4}}},

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_norms import grid, recipes
+from lightning_norms import recipes
 from lightning_norms.cli import main, refusal
-from lightning_norms.comparing import GridRunner, _command
+from lightning_norms.comparing import grid
+from lightning_norms.comparing.grid_runner import GridRunner, _command
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.designs import PostNorm, PreNorm
 from lightning_norms.model.feed_forward import SwiGLU
@@ -17,7 +18,7 @@ from lightning_norms.model.initialization import Normal, Xavier
 from lightning_norms.model.norms import RMSNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.module import DecoderModule
-from tests.parsing import model_of
+from tests.comparing.parsing import model_of
 
 MEBIBYTE = 2**20
 SIZES = {
@@ -139,7 +140,7 @@ def seeded(config):
 @pytest.mark.filterwarnings("ignore:The schedule of Warmup")
 @pytest.mark.parametrize("name", recipes.comparisons())
 def test_fast_runs_to_the_end(name, tmp_path, monkeypatch, capsys):
-    """In this process: starting one for every run is tested in test_compare_command.py."""
+    """In this process: starting one for every run is tested in test_compare.py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(GridRunner, "_fit", lambda _, place, lock, checkpoint: main(_command(place, checkpoint)) or 0)
     with pytest.raises(SystemExit) as stop:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_norms.callbacks import run_record
-from lightning_norms.grid import Grid, PlannedRun
+from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.json_form import as_typed
 
@@ -132,9 +132,7 @@ class GridRunner:
         # The run holds the lock too: if this process is killed, a new grid waits for the run that is left over.
         held = () if lock is None else (lock,)
         with (place / "output.txt").open("ab") as output:
-            process = subprocess.Popen(
-                words, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held
-            )
+            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held)
             self._processes.add(process)
             try:
                 return process.wait()
