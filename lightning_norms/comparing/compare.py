@@ -52,7 +52,7 @@ def command(arguments: list[str], check: Check) -> int:
     if reason is not None:
         raise ValueError(f"the base of {plan.name} is no configuration that fit takes: {reason}")
     with _Progress(plan, folder) as progress:
-        runner = GridRunner(plan, folder, chosen.jobs, check, progress.start, progress.end)
+        runner = GridRunner(plan, folder, chosen.jobs, check, progress.start, progress.end, progress.wait)
         try:
             found = runner.run()
         except KeyboardInterrupt:
@@ -134,6 +134,10 @@ class _Progress:
     def start(self, run: PlannedRun) -> None:
         """Say which run is under way."""
         self._bar.update(self._task, description=f"{run.variant}, seed {run.seed}")
+
+    def wait(self, run: PlannedRun) -> None:
+        """Say why nothing goes on."""
+        self._bar.update(self._task, description=f"waits for {run.variant}, seed {run.seed}")
 
     def end(self, run: Run, so_far: Comparison) -> None:
         """One line; the results so far are on the disk, for those who look while it runs."""

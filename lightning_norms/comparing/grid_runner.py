@@ -48,6 +48,7 @@ class GridRunner:
         check: of a configuration, before the first run starts.
         on_start: told when a run starts.
         on_end: told when one has ended, with its result and with the comparison so far.
+        on_wait: told when a run has to wait for one that another grid, or a killed one, has left going on.
     """
 
     grid: Grid
@@ -56,6 +57,7 @@ class GridRunner:
     check: Check = lambda _: None
     on_start: Callable[[PlannedRun], object] = lambda _: None
     on_end: Callable[[Run, Comparison], object] = lambda *_: None
+    on_wait: Callable[[PlannedRun], object] = lambda _: None
     _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _stopped: bool = False
 
@@ -109,7 +111,7 @@ class GridRunner:
         if refused is not None:
             return Run(planned.variant, planned.seed, _short(refused))
         place = self._place(planned)
-        with _alone(place) as lock:
+        with _alone(place, lambda: self.on_wait(planned)) as lock:
             record = newest(place, run_record.FILE)
             if record is not None:
                 return from_record(planned, record)
@@ -188,7 +190,7 @@ def _short(text: str) -> str:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[int | None]:
+def _alone(place: Path, on_wait: Callable[[], object]) -> Iterator[int | None]:
     """Hold a run's folder, also against other grids; gives the lock, where the system has such locks."""
     try:
         import fcntl
@@ -196,5 +198,9 @@ def _alone(place: Path) -> Iterator[int | None]:
         yield None
         return
     with (place / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()

@@ -123,6 +123,23 @@ def test_a_configuration_that_fit_refuses_is_known_before_the_first_run(tmp_path
     assert found.rows()[1].failures == ("seeds 7, 8: there is no key 'x'",)
 
 
+def test_a_run_that_a_killed_grid_left_going_on_is_waited_for(tmp_path):
+    """Its process holds the lock; when it ends its record is there, and nothing is run twice."""
+    fcntl = pytest.importorskip("fcntl")
+    place = tmp_path / "runs" / GRID.runs()[0].folder
+    (place / "attempt_1").mkdir(parents=True)
+    left = (place / "lock").open("w")
+    fcntl.flock(left, fcntl.LOCK_EX)
+
+    def ends(planned):
+        (place / "attempt_1/record.json").write_text(json.dumps({"scores": {"code": 9.0}}))
+        left.close()
+
+    runner = Pretended(tmp_path, fine, on_wait=ends)
+    assert runner.run().runs[0].scores == {"code": 9.0}
+    assert ("pre", 7, None) not in runner.calls
+
+
 def test_two_jobs_give_the_same(tmp_path):
     assert Pretended(tmp_path / "a", fine, jobs=2).run() == Pretended(tmp_path / "b", fine).run()
 
