@@ -27,11 +27,13 @@ from lightning_norms.callbacks import (  # noqa: F401
     depth_monitor,
     lr_fallback,
     residual_rescale,
+    run_record,
     unit_matrices,
     warmup,
 )
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
+from lightning_norms.comparing import compare
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
 from lightning_norms.model.decoder import DecoderConfig
@@ -66,12 +68,17 @@ CHOICES: dict[str, type] = {
 
 PROGRAM = "lightning_norms"
 LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "diagnose")
-PLAIN_COMMANDS: dict[str, Callable[[list[str]], int]] = {"recipes": recipes.command, "generate": generate.command}
+PLAIN_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "recipes": recipes.command,
+    "generate": generate.command,
+    "compare": lambda arguments: compare.command(arguments, refusal),
+}
 DESCRIPTION = """\
 Train deep Transformers whatever the norm placement.
 
   python -m lightning_norms fit --config post48.yaml       train; a shipped recipe or a file of yours
   python -m lightning_norms diagnose --config post48.yaml  will it train? if not: why, and what fixes it
+  python -m lightning_norms compare --config exp015.yaml   variants by seeds: a table, and which gap is a result
   python -m lightning_norms recipes                        list the shipped recipes; show or cp one
   python -m lightning_norms generate --ckpt_path run.ckpt  text from a trained model
 
@@ -208,6 +215,28 @@ class NormsCLI(LightningCLI):
             Console().print(
                 results_table({name: float(value) for name, value in self.trainer.callback_metrics.items()})
             )
+
+
+class _ParsedOnly(NormsCLI):
+    """Reads a configuration as ``fit`` would, and stops before anything is built."""
+
+    def _set_seed(self) -> None:
+        return
+
+    def instantiate_classes(self) -> None:
+        """Nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        return
+
+
+def refusal(config: Path) -> str | None:
+    """Why ``fit`` would refuse a configuration; None if it would not."""
+    try:
+        _ParsedOnly(["fit", "--config", str(config)])
+    except (argparse.ArgumentError, ValueError, TypeError, OSError) as error:
+        return mistakes.explain(str(error), CHOICES)
+    return None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -149,6 +149,12 @@ class DecoderModule(LightningModule):
         self._token_bytes = getattr(data, "token_bytes", None)
         self._validation = [_ValidationSet(name) for name in getattr(data, "val_names", [])]
 
+    def kv_cache_bytes(self, positions: int, bytes_per_number: int) -> int:
+        """Bytes of keys and values that generation keeps for one text of ``positions`` tokens."""
+        config = self.config
+        head_width = config.d_model // config.n_heads
+        return 2 * config.n_layers * config.kv_heads * head_width * positions * bytes_per_number
+
     # -- training ------------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_norms.model.attention import CausalSelfAttention, Memory, Passage, QKNorm
 from lightning_norms.model.designs import PreNorm
 from lightning_norms.model.feed_forward import GELU, FeedForward
-from lightning_norms.model.initialization import GPT2, Initialization, initialize_sublayer
+from lightning_norms.model.initialization import GPT2, Initialization, draw, initialize_sublayer
 from lightning_norms.model.norms import LayerNorm, Norm
 from lightning_norms.model.positions import Learned, LearnedPositions, Positions
 from lightning_norms.model.residual import Placement, Site
@@ -41,6 +41,9 @@ class DecoderConfig:
         positions: Learned, Sinusoidal or Rotary.
         feed_forward: GELU, ReLU or SwiGLU.
         initialization: Normal, GPT2 or Xavier; the table is in ``lightning_norms/model/initialization.py``.
+        draw_by_name: the first numbers of a matrix depend on the seed, its name and its shape alone, so that two
+            variants start with the same weights where shapes match; ``compare`` turns it on. Without it, they are the
+            next ones of torch's generator.
         activation_checkpointing: keep only the stream between blocks while training, and compute each block again
             for its gradient: memory for about a third more time.
 
@@ -65,6 +68,7 @@ class DecoderConfig:
     positions: Positions = field(default_factory=Learned)
     feed_forward: FeedForward = field(default_factory=GELU)
     initialization: Initialization = field(default_factory=GPT2)
+    draw_by_name: bool = False
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -122,8 +126,8 @@ class Block(nn.Module):
         self.feed_forward = config.feed_forward(second, placement.inner(second, norm), config.bias, config.dropout)
         self.attention_residual = placement.wrap(first, norm)
         self.feed_forward_residual = placement.wrap(second, norm)
-        initialize_sublayer(self.attention, first, config.initialization, placement)
-        initialize_sublayer(self.feed_forward, second, config.initialization, placement)
+        initialize_sublayer(self.attention, first, config.initialization, placement, config.draw_by_name)
+        initialize_sublayer(self.feed_forward, second, config.initialization, placement, config.draw_by_name)
 
     def forward(self, x: Tensor, passage: Passage, memory: Memory | None = None) -> Tensor:
         """The stream after this block; a memory travels in the closure, so no residual knows of it."""
@@ -169,13 +173,14 @@ class Decoder(nn.Module):
 
     def _initialize_outside_blocks(self) -> None:
         recipe = self.config.initialization
-        nn.init.normal_(self.embedding.weight, std=recipe.embedding())
+        embedding, positions, head = ("embedding", "positions", "head") if self.config.draw_by_name else (None,) * 3
+        draw(self.embedding.weight, recipe.embedding(), embedding)
         if isinstance(self.positions, LearnedPositions):
-            nn.init.normal_(self.positions.weight, std=recipe.embedding())
+            draw(self.positions.weight, recipe.embedding(), positions)
         if self.config.tied_head:
             self.head.weight = self.embedding.weight
         else:
-            nn.init.normal_(self.head.weight, std=recipe.head(self.config.d_model))
+            draw(self.head.weight, recipe.head(self.config.d_model), head)
 
     def forward(self, tokens: Tensor, memories: Sequence[Memory] | None = None, start: int = 0) -> Tensor:
         """Logits of the token after each one.

@@ -18,12 +18,13 @@ at gain 1 and bias 0. ``tests/model/test_initialization.py`` holds the code to t
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_norms.model.residual import Placement, Site
 
@@ -115,7 +116,9 @@ class Xavier(Initialization):
 
 
 @torch.no_grad()
-def initialize_sublayer(sublayer: nn.Module, site: Site, recipe: Initialization, placement: Placement) -> None:
+def initialize_sublayer(
+    sublayer: nn.Module, site: Site, recipe: Initialization, placement: Placement, by_name: bool = False
+) -> None:
     """Fill a sublayer's matrices by the table: draws do not depend on the placement, its gain is multiplied on after.
 
     Args:
@@ -123,19 +126,43 @@ def initialize_sublayer(sublayer: nn.Module, site: Site, recipe: Initialization,
         site: where it stands.
         recipe: the column of the table.
         placement: asked for its gains.
+        by_name: as of :func:`draw`, with a name for each matrix.
     """
-    for matrix in _matrices(sublayer):
+    for name, matrix in _matrices(sublayer):
         fan_out, fan_in = matrix.weight.shape
         std = recipe.matrix(fan_in, fan_out, matrix is sublayer.writer, site.layers)
-        nn.init.normal_(matrix.weight, std=std)
+        draw(matrix.weight, std, f"{site.kind} {site.layer} {name}" if by_name else None)
         on_value_path = any(matrix is member for member in sublayer.value_path)  # type: ignore[union-attr]
         matrix.weight.mul_(placement.gain(site) if on_value_path else placement.query_key_gain(site))
         if matrix.bias is not None:
             nn.init.zeros_(matrix.bias)
 
 
-def _matrices(module: nn.Module) -> Iterable[nn.Linear]:
-    return (child for child in module.modules() if isinstance(child, nn.Linear))
+def draw(weight: Tensor, std: float, name: str | None = None) -> None:
+    """Fill a tensor with normal numbers of mean 0.
+
+    Args:
+        weight: to be filled.
+        std: standard deviation.
+        name: None takes the next numbers of torch's generator. With a name they depend on the seed, the name and the
+            shape alone: two models that differ elsewhere start with the same numbers here.
+
+    Example:
+        >>> first, second = torch.empty(2, 2), torch.empty(2, 2)
+        >>> draw(first, 1.0, "head")
+        >>> draw(second, 3.0, "head")
+        >>> torch.equal(second, 3.0 * first)
+        True
+    """
+    generator = None
+    if name is not None and weight.device.type != "meta":
+        digest = hashlib.sha256(f"{torch.initial_seed()} {name} {tuple(weight.shape)}".encode()).digest()
+        generator = torch.Generator(weight.device).manual_seed(int.from_bytes(digest[:7], "big"))
+    nn.init.normal_(weight, std=std, generator=generator)
+
+
+def _matrices(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
+    return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
 
 
 def _check_std(name: str, std: float) -> None:

@@ -1,4 +1,7 @@
-"""The runs that people start: YAML files that ship in the package, and the command to list, show and copy them."""
+"""The runs that people start: YAML files that ship in the package, and the command to list, show and copy them.
+
+One run for ``fit`` stands in ``recipes/``, a grid of runs for ``compare`` in ``recipes/comparisons/``.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ import argparse
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+COMPARISONS = FOLDER / "comparisons"
 
 
 def names() -> list[str]:
-    """Names of the shipped recipes, without ``.yaml``."""
+    """Names of the shipped recipes of one run, without ``.yaml``."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def comparisons() -> list[str]:
+    """Names of the shipped grids of runs, for ``compare``."""
+    return sorted(path.stem for path in COMPARISONS.glob("*.yaml"))
+
+
 def find(name: str) -> Path:
-    """The file of a recipe.
+    """The file of a recipe, of one run or of a grid.
 
     Args:
         name: with or without ``.yaml``.
@@ -26,10 +35,11 @@ def find(name: str) -> Path:
         >>> find("post48").name
         'post48.yaml'
     """
-    path = FOLDER / f"{name.removesuffix('.yaml')}.yaml"
-    if path.parent != FOLDER or not path.is_file():
-        raise FileNotFoundError(f"{name} is no shipped recipe; those are: {', '.join(names())}.")
-    return path
+    stem = name.removesuffix(".yaml")
+    for folder, known in ((FOLDER, names()), (COMPARISONS, comparisons())):
+        if stem in known:
+            return folder / f"{stem}.yaml"
+    raise FileNotFoundError(f"{name} is no shipped recipe; those are: {', '.join([*names(), *comparisons()])}.")
 
 
 def title(name: str) -> str:
@@ -38,18 +48,37 @@ def title(name: str) -> str:
 
 
 def resolve(config: str) -> str:
-    """What ``--config`` means: a file if it is one, else the shipped recipe of that name.
+    """What ``--config`` means for a run: a file if it is one, else the shipped recipe of that name.
 
     Raises:
         FileNotFoundError: if it is neither.
+        ValueError: if it is a shipped grid of runs.
     """
+    if not Path(config).is_file() and config.removesuffix(".yaml") in comparisons():
+        raise ValueError(f"{config} is a grid of runs: python -m lightning_norms compare --config {config}")
+    return _resolve(config, names())
+
+
+def resolve_comparison(config: str) -> str:
+    """What ``compare --config`` means: a file if it is one, else the shipped grid of that name.
+
+    Raises:
+        FileNotFoundError: if it is neither.
+        ValueError: if it is a shipped recipe of one run.
+    """
+    if not Path(config).is_file() and config.removesuffix(".yaml") in names():
+        raise ValueError(f"{config} is one run, not a grid: python -m lightning_norms fit --config {config}")
+    return _resolve(config, comparisons())
+
+
+def _resolve(config: str, known: list[str]) -> str:
     if Path(config).is_file():
         return config
     try:
         return str(find(config))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"config {config} is neither a file in {Path.cwd()} nor a shipped recipe; those are: {', '.join(names())}."
+            f"config {config} is neither a file in {Path.cwd()} nor a shipped recipe; those are: {', '.join(known)}."
         ) from None
 
 
@@ -70,8 +99,9 @@ def command(arguments: list[str]) -> int:
     elif chosen.action == "cp":
         print(_copy(find(chosen.name), Path(chosen.target)))
     else:
-        width = max(len(name) for name in names())
-        print("\n".join(f"{name:<{width}}  {title(name)}" for name in names()))
+        width = max(len(name) for name in [*names(), *comparisons()])
+        for word, listed in (("fit", names()), ("compare", comparisons())):
+            print("\n".join(f"{word:<7}  {name:<{width}}  {title(name)}" for name in listed))
     return 0
 
 

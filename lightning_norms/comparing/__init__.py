@@ -1,0 +1,1 @@
+"""``compare``: a grid of variants by seeds, run as ordinary fits that go on where they were stopped."""

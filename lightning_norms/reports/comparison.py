@@ -1,0 +1,278 @@
+"""A grid of runs as plain data, and the rules that turn it into a table, differences and verdicts.
+
+::
+
+    runs (variant x seed)  ->  rows: mean and spread over seeds        what each variant reached
+                           ->  differences to the baseline, by seed    is the gap a result, or seeds?
+
+A score is a number of a validation set, bits per byte unless the module logs none; lower is better.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from statistics import fmean, stdev
+
+from lightning_norms.reports.json_form import as_plain, as_typed
+
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom."""
+
+
+class Verdict(Enum):
+    """What a difference to the baseline says."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+    SAME = "the same"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One variant with one seed: what it ended with, or why it did not."""
+
+    variant: str
+    seed: int
+    failure: str | None = None
+    """Why there are no numbers; None for a run that finished."""
+    scores: dict[str, float] | None = None
+    """Validation set -> bits per byte (or the module's own loss) at the end."""
+    steps: int = 0
+    parameters: int | None = None
+    """Numbers that are trained; tied ones count once."""
+    seconds_per_step: float | None = None
+    """Median over the steps, without validation."""
+    kv_cache_bytes: int | None = None
+    """Of 4,096 positions in bfloat16; None if the module is not ours."""
+    spike_score: float | None = None
+    """Share of steps whose loss is beyond 6 standard deviations of the 128 before; None for a shorter run."""
+    events: dict[str, int] | None = None
+    """What LRFallback did, action -> count; None without it."""
+    losses: tuple[float, ...] = ()
+    """Training loss, step by step."""
+    curve: tuple[dict[str, float], ...] = ()
+    """Scores at each validation, with their ``step``."""
+    gradient_first: dict[str, float] | None = None
+    """Gradient norm by depth at the first step that DepthMonitor measured; None without it."""
+    gradient_last: dict[str, float] | None = None
+    """The same at the last one."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its numbers count."""
+        return self.failure is None and self.scores is not None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds with its standard deviation.
+
+    Example:
+        >>> Spread.of([1.0, 2.0, 3.0])
+        Spread(mean=2.0, deviation=1.0, count=3)
+    """
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation; None for one seed."""
+    count: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Of at least one value."""
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Variant minus baseline on one validation set, seed by seed: below 0 the variant is better.
+
+    Attributes:
+        mean: of the paired differences.
+        low: lower end of the 95 % interval of that mean; None with one seed.
+        high: its upper end.
+        spread: the larger standard deviation over seeds, of the variant or of the baseline; None with one seed.
+        seeds: number of pairs.
+    """
+
+    variant: str
+    score: str
+    mean: float
+    low: float | None
+    high: float | None
+    spread: float | None
+    seeds: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant over its seeds."""
+
+    variant: str
+    title: str
+    seeds: int
+    """That finished."""
+    failed: int
+    """Seeds that did not."""
+    scores: dict[str, Spread]
+    parameters: int | None
+    seconds_per_step: float | None
+    kv_cache_bytes: int | None
+    spike_score: float | None
+    events: int | None
+    """Over all seeds."""
+    failures: tuple[str, ...]
+    """Why runs are missing, with their seeds."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a grid gave: the runs are the data, all else follows from them.
+
+    Args:
+        name: of the grid.
+        baseline: the variant that the others are held against.
+        titles: variant -> what it is, in the order of the table.
+        runs: those asked for, finished or not.
+        unit: of the scores.
+        axes: names of the two axes of a map; empty for a plain list of variants.
+        labels: variant -> where it stands on them.
+        published: label of the first axis -> published exponent of the top block's first gradient against the second.
+    """
+
+    name: str
+    baseline: str
+    titles: dict[str, str]
+    runs: tuple[Run, ...]
+    unit: str = "bits/byte"
+    axes: tuple[str, ...] = ()
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    published: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run finished."""
+        return all(run.finished for run in self.runs)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the validation sets, in the order in which they were logged."""
+        return tuple(dict.fromkeys(name for run in self.runs if run.finished for name in run.scores or {}))
+
+    def finished(self, variant: str) -> tuple[Run, ...]:
+        """Its runs with numbers."""
+        return tuple(run for run in self.runs if run.variant == variant and run.finished)
+
+    def rows(self) -> tuple[Row, ...]:
+        """One a variant, in order."""
+        return tuple(self._row(variant, title) for variant, title in self.titles.items())
+
+    def differences(self) -> tuple[Difference, ...]:
+        """Of every other variant to the baseline, for each validation set, over the seeds that both finished."""
+        others = (variant for variant in self.titles if variant != self.baseline)
+        found = (self._difference(variant, score) for variant in others for score in self.scores)
+        return tuple(each for each in found if each is not None)
+
+    def to_json(self) -> str:
+        """Runs, and the rows and differences that follow from them."""
+        whole = {**as_plain(self), "rows": as_plain(self.rows()), "differences": as_plain(self.differences())}
+        return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Comparison:
+        """From what :meth:`to_json` wrote; what follows from the runs is worked out anew."""
+        data = json.loads(text)
+        return as_typed({each.name: data[each.name] for each in fields(cls)}, cls)
+
+    def _row(self, variant: str, title: str) -> Row:
+        runs = self.finished(variant)
+        failed = [run for run in self.runs if run.variant == variant and not run.finished]
+        names = [name for name in self.scores if all(name in (run.scores or {}) for run in runs)] if runs else []
+        counts = [sum(run.events.values()) for run in runs if run.events is not None]
+        return Row(
+            variant,
+            title,
+            len(runs),
+            len(failed),
+            {name: Spread.of([_score(run, name) for run in runs]) for name in names},
+            next((run.parameters for run in runs if run.parameters is not None), None),
+            _mean([run.seconds_per_step for run in runs]),
+            next((run.kv_cache_bytes for run in runs if run.kv_cache_bytes is not None), None),
+            _mean([run.spike_score for run in runs]),
+            sum(counts) if counts else None,
+            _reasons(failed),
+        )
+
+    def _difference(self, variant: str, score: str) -> Difference | None:
+        ours = {run.seed: _score(run, score) for run in self.finished(variant) if score in (run.scores or {})}
+        theirs = {run.seed: _score(run, score) for run in self.finished(self.baseline) if score in (run.scores or {})}
+        seeds = [seed for seed in ours if seed in theirs]
+        if not seeds:
+            return None
+        return difference(variant, score, [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+
+def difference(variant: str, score: str, values: list[float], baseline: list[float]) -> Difference:
+    r"""Paired differences, their 95 % interval and the verdict.
+
+    .. math:: \bar d \pm t_{0.975,\,n-1}\, s_d / \sqrt n
+
+    A gap is a result only if the interval leaves 0 out **and** the gap is larger than the standard deviation over seeds
+    of either side. With three seeds, independent noise and no gap this calls a result in 4 of 100 grids (simulated).
+
+    Args:
+        variant: name.
+        score: name of the validation set.
+        values: of the variant, one a seed.
+        baseline: of the baseline, for the same seeds in the same order.
+
+    Example:
+        >>> difference("post", "code", [2.7, 2.76, 2.65], [2.5, 2.55, 2.45]).verdict
+        <Verdict.WORSE: 'worse'>
+        >>> difference("post", "code", [2.52, 2.57, 2.47], [2.5, 2.55, 2.45]).verdict
+        <Verdict.UNDECIDED: 'undecided'>
+    """
+    gaps = [value - other for value, other in zip(values, baseline, strict=True)]
+    count, mean = len(gaps), fmean(gaps)
+    if count == 1:
+        verdict = Verdict.SAME if mean == 0 else Verdict.UNDECIDED
+        return Difference(variant, score, mean, None, None, None, 1, verdict)
+    half = _student(count - 1) * stdev(gaps) / math.sqrt(count)
+    spread = max(stdev(values), stdev(baseline))
+    if not any(gaps):
+        verdict = Verdict.SAME
+    elif abs(mean) > half and abs(mean) > spread:
+        verdict = Verdict.BETTER if mean < 0 else Verdict.WORSE
+    else:
+        verdict = Verdict.UNDECIDED
+    return Difference(variant, score, mean, mean - half, mean + half, spread, count, verdict)
+
+
+def _student(freedom: int) -> float:
+    return STUDENT[min(freedom, len(STUDENT)) - 1]  # beyond 30 seeds a little too wide, never too narrow
+
+
+def _score(run: Run, name: str) -> float:
+    return (run.scores or {})[name]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _reasons(failed: list[Run]) -> tuple[str, ...]:
+    """One line a reason, with the seeds that it holds for."""
+    seeds: dict[str, list[str]] = {}
+    for run in failed:
+        seeds.setdefault(run.failure or "no numbers", []).append(str(run.seed))
+    words = {reason: f"seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}" for reason, numbers in seeds.items()}
+    return tuple(f"{which}: {reason}" for reason, which in words.items())

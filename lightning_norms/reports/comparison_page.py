@@ -1,0 +1,143 @@
+"""A comparison as one page of HTML: nothing is loaded from anywhere, so it works offline, in a mail and on a phone.
+
+::
+
+    what differs    every gap that is a result, in a sentence; how many are undecided
+    scores          the table, and the seeds as a picture
+    differences     to the baseline, with intervals and verdicts
+    curves          training loss and validation, gradients by depth
+    costs           parameters, key/value cache, time, spikes, fallback events
+    missing         which runs have no numbers, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element
+
+from lightning_norms.reports.comparison import Comparison, Difference, Verdict
+from lightning_norms.reports.comparison_figures import curve_figures, depth_figures, legend, score_figures
+from lightning_norms.reports.comparison_maps import exponents_table, map_figures
+from lightning_norms.reports.comparison_tables import RULE, costs, gap, interval, spread
+from lightning_norms.reports.elements import Content, element, html, table
+from lightning_norms.reports.page_style import STYLE
+
+LOADS_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
+"""Even if a name smuggled in an address, the browser would not follow it."""
+SPACED = ".wide + .pictures { margin-top: 16px; }"
+CLASSES = {Verdict.BETTER: "good", Verdict.WORSE: "bad", Verdict.UNDECIDED: "open", Verdict.SAME: "soft"}
+
+
+def comparison_page(found: Comparison) -> str:
+    """The whole page.
+
+    Args:
+        found: any comparison; parts that it does not have are left out.
+
+    Example:
+        >>> from lightning_norms.reports.comparison import Run
+        >>> runs = (Run("pre", 1, None, {"code": 2.5}), Run("post", 1, "it <crashed>"))
+        >>> page = comparison_page(Comparison("one", "pre", {"pre": "as it was", "post": "moved"}, runs))
+        >>> "it &lt;crashed&gt;" in page, "://" in page
+        (True, False)
+    """
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="Content-Security-Policy", content_=LOADS_NOTHING),
+        element("title", f"{found.name} - comparison"),
+        element("style", STYLE, SPACED),
+    )
+    sections = (_section(title, body) for title, body in _sections(found))
+    main = element("main", _top(found), *sections)
+    return f"<!DOCTYPE html>\n{html(element('html', head, element('body', main), lang='en'))}\n"
+
+
+def _sections(found: Comparison) -> Iterator[tuple[str, list[Content]]]:
+    missing = [f"{row.variant}, {reason}" for row in found.rows() for reason in row.failures]
+    yield "Missing", [element("ul", (element("li", reason) for reason in missing)) if missing else None]
+    yield f"Scores, {found.unit}", [_scores(found), _pictures(score_figures(found))]
+    yield "Map", [_pictures(map_figures(found))]
+    yield "Gradient at the start against the axis", [exponents_table(found)]
+    yield f"Difference to {found.baseline}", [_differences(found)]
+    curves = _pictures(curve_figures(found))
+    trained = {run.variant for run in found.runs if run.losses}
+    yield "Learning curves", [legend(found, trained) if curves is not None else None, curves]
+    profiles = _pictures(depth_figures(found))
+    measured = {run.variant for run in found.runs if run.gradient_first}
+    yield "Gradient by depth", [legend(found, measured) if profiles is not None else None, profiles]
+    yield "Sizes and costs", [_costs(found)]
+
+
+def _section(title: str, body: list[Content]) -> Content:
+    parts = [part for part in body if part is not None]
+    return element("section", element("h2", title), parts) if parts else None
+
+
+def _pictures(figures: Iterator[Element]) -> Content:
+    drawn = list(figures)
+    return element("div", drawn, class_="pictures") if drawn else None
+
+
+def _top(found: Comparison) -> Element:
+    seeds = sorted({run.seed for run in found.runs})
+    finished = sum(run.finished for run in found.runs)
+    facts = f"{len(found.titles)} variants, seeds {', '.join(map(str, seeds))}; {finished} of {len(found.runs)} runs"
+    sentences = [element("p", sentence, class_="lead") for sentence in results(found)]
+    box = element("div", sentences, class_="verdict")
+    return element("header", element("p", facts, class_="kicker"), element("h1", found.name), box)
+
+
+def results(found: Comparison) -> Iterator[str]:
+    """Every gap that is a result, and how many are not, in sentences."""
+    differences = found.differences()
+    for verdict in (Verdict.BETTER, Verdict.WORSE):
+        gaps: dict[str, list[str]] = {}
+        for each in differences:
+            if each.verdict is verdict:
+                gaps.setdefault(each.variant, []).append(f"{abs(each.mean):.3f} on {each.score}")
+        if gaps:
+            named = "; ".join(f"{variant} by {' and '.join(each)}" for variant, each in gaps.items())
+            yield f"{verdict.value.capitalize()} than {found.baseline}, in {found.unit}: {named}."
+    undecided = [each for each in differences if each.verdict is Verdict.UNDECIDED]
+    if undecided:
+        alone = any(each.seeds == 1 for each in undecided)
+        why = "one seed is no result" if alone else "not shown to be more than what seeds alone make"
+        yield f"Undecided: {len(undecided)} of {len(differences)} gaps, {why}."
+    if not differences:
+        yield "There is nothing to hold against the baseline yet."
+
+
+def _scores(found: Comparison) -> Content:
+    rows = [
+        [
+            row.variant + (" (baseline)" if row.variant == found.baseline else ""),
+            row.title if row.title != row.variant else "",
+            *(spread(row.scores.get(score)) for score in found.scores),
+            f"{row.seeds} of {row.seeds + row.failed}",
+        ]
+        for row in found.rows()
+    ]
+    head = ["variant", "what it is", *found.scores, "seeds"]
+    return table(head, rows, numbers=range(2, len(head)), texts=(1,))
+
+
+def _differences(found: Comparison) -> Content:
+    rows: list[list[Content]] = [
+        [each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), _verdict(each)]
+        for each in found.differences()
+    ]
+    if not rows:
+        return None
+    head = ("variant", "set", f"difference, {found.unit}", "95 % interval", "pairs", "verdict")
+    return [table(head, rows, numbers=(2, 3, 4)), element("p", "Below 0 is better. " + RULE, class_="soft")]
+
+
+def _verdict(each: Difference) -> Element:
+    return element("b", each.verdict.value, class_=CLASSES[each.verdict])
+
+
+def _costs(found: Comparison) -> Content:
+    head = ("variant", "parameters", "KV cache of 4,096 positions in bf16, MiB", "s/step", "SpikeScore", "fallback")
+    return table(head, [[row.variant, *costs(row)] for row in found.rows()], numbers=range(1, 6))

@@ -1,0 +1,102 @@
+"""The rules of a comparison, on planted numbers."""
+
+import math
+import random
+from statistics import fmean, stdev
+
+import pytest
+
+from lightning_norms.reports.comparison import STUDENT, Comparison, Run, Verdict, difference
+
+SEEDS = (1337, 1338, 1339)
+NOISE = (0.05, -0.05, 0.0)  # standard deviation 0.05
+
+
+def comparison(values, baseline="pre", **failures):
+    """``values``: variant -> one score a seed; None is a run that failed."""
+    runs = tuple(
+        Run(variant, seed, *(("it crashed",) if score is None else (None, {"code": score})))
+        for variant, scores in values.items()
+        for seed, score in zip(SEEDS, scores, strict=False)
+    )
+    return Comparison("planted", baseline, {name: name for name in values}, runs)
+
+
+def planted(gap, noise=NOISE):
+    return comparison({"pre": [2.5 + each for each in NOISE], "post": [2.5 + gap + each for each in noise]})
+
+
+def test_a_with_a_is_exactly_zero():
+    (found,) = planted(0.0).differences()
+    assert (found.mean, found.low, found.high, found.verdict) == (0.0, 0.0, 0.0, Verdict.SAME)
+
+
+@pytest.mark.parametrize(
+    ("gap", "noise", "verdict"),
+    [
+        (0.2, NOISE, Verdict.WORSE),
+        (-0.2, NOISE, Verdict.BETTER),
+        (0.2, (0.05, -0.04, -0.01), Verdict.WORSE),
+        (0.02, NOISE, Verdict.UNDECIDED),  # every seed agrees to the last digit, and still: inside the seed spread
+        (-0.02, NOISE, Verdict.UNDECIDED),
+        (0.2, (-0.4, 0.4, 0.0), Verdict.UNDECIDED),
+    ],
+)
+def test_a_gap_inside_the_seed_spread_is_no_result(gap, noise, verdict):
+    (found,) = planted(gap, noise).differences()
+    assert found.mean == pytest.approx(gap)
+    assert found.verdict is verdict
+
+
+def test_the_interval_is_students():
+    """Three differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t(0.975, 2) = 4.303."""
+    found = difference("post", "code", [2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert found.high - found.mean == pytest.approx(4.303 / math.sqrt(3), rel=1e-6)
+    assert found.mean - found.low == pytest.approx(4.303 / math.sqrt(3), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10])
+def test_the_interval_covers_19_of_20(count):
+    """The quantiles are the right ones: of 4,000 samples about 95 % of the intervals hold the true mean."""
+    draw, inside = random.Random(count), 0
+    for _ in range(4000):
+        sample = [draw.gauss(0, 1) for _ in range(count)]
+        inside += abs(fmean(sample)) <= STUDENT[count - 2] * stdev(sample) / math.sqrt(count)
+    assert inside / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_three_seeds_of_noise_are_called_a_result_in_at_most_one_grid_of_twenty():
+    draw, called = random.Random(0), 0
+    for _ in range(4000):
+        ours, theirs = ([draw.gauss(2.5, 0.05) for _ in SEEDS] for _ in range(2))
+        called += difference("post", "code", ours, theirs).verdict is not Verdict.UNDECIDED
+    assert called / 4000 < 0.05
+
+
+def test_one_seed_has_no_interval_and_no_verdict():
+    (found,) = comparison({"pre": [2.5], "post": [3.5]}).differences()
+    assert (found.mean, found.low, found.high, found.verdict) == (1.0, None, None, Verdict.UNDECIDED)
+
+
+def test_a_failed_seed_costs_its_pair_only():
+    found = comparison({"pre": [2.5, 2.6, 2.4], "post": [2.8, None, 2.7], "keel": [2.5, 2.6, 2.4]})
+    rows = {row.variant: row for row in found.rows()}
+    assert (rows["pre"].seeds, rows["post"].seeds, rows["keel"].seeds) == (3, 2, 3)
+    assert rows["post"].failures == ("seed 1338: it crashed",)
+    assert rows["post"].scores["code"].mean == pytest.approx(2.75)
+    post, keel = found.differences()
+    assert (post.seeds, post.mean) == (2, pytest.approx(0.3))
+    assert (keel.seeds, keel.verdict) == (3, Verdict.SAME)
+    assert not found.complete
+
+
+def test_without_the_baseline_there_is_no_difference_but_rows():
+    found = comparison({"pre": [None, None], "post": [2.8, 2.9]})
+    assert found.differences() == ()
+    assert [row.seeds for row in found.rows()] == [0, 2]
+    assert found.rows()[0].failures == ("seeds 1337, 1338: it crashed",)
+
+
+def test_json_there_and_back():
+    found = planted(0.2)
+    assert Comparison.from_json(found.to_json()) == found
