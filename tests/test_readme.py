@@ -18,18 +18,21 @@ README = ROOT / "README.md"
 
 def tables():
     """Marker -> the table that stands below it."""
-    runtime = {name: recipes.find(name).read_text().splitlines()[2].split("runtime   ")[1] for name in recipes.names()}
     return {
-        "recipes": "\n".join(
-            ["| recipe | what it is | runtime |", "|---|---|---|"]
-            + [f"| {name} | {recipes.title(name)} | {runtime[name]} |" for name in recipes.names()]
-        ),
+        "recipes": _recipes(recipes.names()),
+        "comparisons": _recipes(recipes.comparisons()),
         "families": families.table(),
         "metrics": "\n".join(
             ["| key | unit | meaning |", "|---|---|---|"]
             + [f"| `{key.name}` | {key.unit} | {key.meaning} |" for key in KEYS]
         ),
     }
+
+
+def _recipes(names):
+    runtime = {name: recipes.find(name).read_text().splitlines()[2].split("runtime   ")[1] for name in names}
+    rows = [f"| {name} | {recipes.title(name)} | {runtime[name]} |" for name in names]
+    return "\n".join(["| recipe | what it is | runtime |", "|---|---|---|", *rows])
 
 
 def placed(text, marker, table):
