@@ -129,7 +129,7 @@ class GridRunner:
         """Start it or go on; the exit code."""
         words = [sys.executable, "-m", "lightning_norms", *_command(place, checkpoint)]
         cores = max(1, (os.cpu_count() or 1) // self.jobs)
-        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+        environment = {"OMP_NUM_THREADS": str(cores), **os.environ}  # what the user set stays
         environment.pop("PL_GLOBAL_SEED", None)
         # The run holds the lock too: if this process is killed, a new grid waits for the run that is left over.
         held = () if lock is None else (lock,)
