@@ -53,6 +53,14 @@ def printed(folder, *words):
 
 
 @pytest.mark.slow
+def test_the_dead_project_is_saved_without_touching_its_file(tmp_path, monkeypatch):
+    """The installed entry point: one variable, and the run that ends at ln 32 = 3.466 learns."""
+    monkeypatch.setenv("LIGHTNING_NORMS_CALLBACKS", "[LRFallback]")
+    assert loss("existing_project_before.py", tmp_path) < 0.5
+    assert "restart" in (tmp_path / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
 def test_torch_encoder(tmp_path):
     said = printed(tmp_path, EXAMPLES / "transformer_encoder_classifier.py", "--steps=60", "--layers=4")
     assert float(re.search(r"accuracy after 60 steps: ([\d.]+)", said)[1]) > 0.5  # chance is 0.125
