@@ -70,10 +70,14 @@ def test_a_child_of_deepspeed_is_deepspeed(tmp_path):
     for callback in (Warmup(Linear(2)), LRFallback(), UnitMatrices()):
         with pytest.raises(ValueError, match="DeepSpeed"):
             fit(tmp_path, Module(), callback, loader(), Tuned)
+    with pytest.raises(ValueError, match="ResidualRescale: DeepSpeed"):
+        fit(tmp_path, Module(), ResidualRescale(), loader(), Tuned)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 def test_callbacks_with_nothing_to_do_do_not_refuse(tmp_path):
     """AfterStep is in every run of the command line."""
     for callback in (AfterStep(), AdminProfile()):
-        fit(tmp_path, Module(), callback, loader())
+        module = Module()
+        fit(tmp_path, module, callback, loader())
+        assert len(module.losses) == 2, "the run went on to its end"
