@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_norms.model import half_precision_attention
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.positions import Rotation
 from lightning_norms.model.residual import Inner, Site
@@ -148,6 +149,9 @@ class CausalSelfAttention(nn.Module):
         return value.lerp(passage.first_value, self.value_residual)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if half_precision_attention.wants(query, key, dropout):
+            return half_precision_attention.attend(query, key, value)
         new, total = query.shape[2], key.shape[2]
         # torch aligns is_causal to the first key; new tokens behind a memory are aligned to the last.
         mask = None
@@ -158,7 +162,7 @@ class CausalSelfAttention(nn.Module):
             key,
             value,
             attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=dropout,
             is_causal=new == total and new > 1,
             enable_gqa=self.kv_heads != self.heads,
         )
