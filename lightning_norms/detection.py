@@ -16,7 +16,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Any
 
 WINDOW = 16
@@ -262,9 +262,16 @@ class SpikeScore:
         """Take one step's value in; a non-finite one is beyond, and does not enter the window."""
         if len(self.values) == self.WINDOW or not math.isfinite(value):
             self.judged += 1
-            self.beyond += not value <= fmean(self.values or [0.0]) + self.DEVIATIONS * pstdev(self.values or [0.0])
+            self.beyond += not value <= self._limit()
         if math.isfinite(value):
             self.values = [*self.values, value][-self.WINDOW :]
+
+    def _limit(self) -> float:
+        # Not statistics.pstdev: it computes in exact fractions, 0.1 ms a call where this takes a tenth.
+        values = self.values or [0.0]
+        mean = fmean(values)
+        variance = fmean([(value - mean) ** 2 for value in values])
+        return mean + self.DEVIATIONS * math.sqrt(variance)
 
     def value(self) -> float:
         """The share so far; 0 before anything could be judged."""
