@@ -1,0 +1,252 @@
+"""What our callbacks cost a training step, against bare Lightning and against Lightning's own means.
+
+    python benchmarks/overhead.py                    about 5 minutes on 2 cores; prints three Markdown tables
+    python benchmarks/overhead.py --steps 300        steadier
+
+Each candidate is an ordinary fit in a process of its own, and they take turns step by step: one step of the first, one
+of the second, ... So a slow second hits all alike, and one per cent can be seen. A step is timed from the start of its
+batch to the start of the next: all hooks, logging and the loading of the batch are in it. Data are the recipe's; the
+learning rate is 1e-7, so that nothing goes wrong while time is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib import resources
+from multiprocessing.connection import Connection
+from typing import Any
+
+import paired
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import SpikeDetection
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import grad_norm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_norms import DepthMonitor, LRFallback, ResidualRescale, Warmup
+from lightning_norms.schedules import Linear
+from lightning_norms.snapshots import Snapshot
+
+
+class GradNorm(Callback):
+    """Lightning's documented way to watch gradients: the norm of every parameter, logged every step."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: LightningModule, optimizer: Any) -> None:
+        """As in its documentation."""
+        self.log_dict(grad_norm(pl_module, norm_type=2))
+
+
+BARE = "bare Lightning"
+FOUR = "our four callbacks"
+KINDS: dict[str, Callable[[], list[Callback]]] = {
+    BARE: list,
+    FOUR: lambda: [Warmup(Linear(100)), ResidualRescale(), DepthMonitor(table=False, picture=False), LRFallback()],
+    "DepthMonitor": lambda: [DepthMonitor(table=False, picture=False)],
+    "LRFallback": lambda: [LRFallback()],
+    "Lightning's grad_norm and log_dict": lambda: [GradNorm()],
+    "Lightning's SpikeDetection": lambda: [SpikeDetection()],
+}
+MODELS = {
+    "post48": [],
+    "12 x 128": ["--model.init_args.decoder.n_layers=12", "--model.init_args.decoder.d_model=128"],
+}
+SKIPPED = 5  # steps at the start of a fit that are not timed
+READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero"}
+
+
+def recipe(model: str) -> tuple[LightningModule, LightningDataModule]:
+    """Module and data of post48.yaml, or the same with another shape."""
+    path = str(resources.files("lightning_norms") / "recipes" / "post48.yaml")
+    still = "--model.init_args.learning_rate=1e-7"
+    arguments = ["--config", path, "--trainer.callbacks=[]", "--trainer.logger=false", still, *MODELS[model]]
+    cli = LightningCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        run=False,
+        args=arguments,
+        save_config_callback=None,
+    )
+    return cli.model, cli.datamodule
+
+
+def fit(module: LightningModule, data: LightningDataModule, callbacks: list[Callback], steps: int) -> Trainer:
+    """Some steps with a logger, in silence."""
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            callbacks=callbacks,
+            max_steps=steps,
+            accelerator="cpu",
+            devices=1,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=TensorBoardLogger(folder),
+            **quiet,
+        )
+        trainer.fit(module, data)
+    return trainer
+
+
+class Turns(Callback):
+    """Waits for its turn at the start of every batch, and says how long the last step took. Stands first."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.begun: float | None = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The end of a step and the start of the next."""
+        if self.begun is not None:
+            self.connection.send(time.perf_counter() - self.begun)
+        self.connection.recv()
+        self.begun = time.perf_counter()
+
+
+def work(kind: str, model: str, steps: int, threads: int, connection: Connection) -> None:
+    """A fit that takes turns; the last message is None."""
+    quiet(threads)
+    fit(*recipe(model), [Turns(connection), *KINDS[kind]()], steps + 1)
+    connection.send(None)
+
+
+def turns(model: str, steps: int, threads: int) -> dict[str, list[float]]:
+    """Seconds of every step of every kind."""
+    context = multiprocessing.get_context("spawn")
+    ends, processes = {}, []
+    for kind in KINDS:
+        ends[kind], theirs = context.Pipe()
+        processes.append(context.Process(target=work, args=(kind, model, steps, threads, theirs)))
+        processes[-1].start()
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for number in range(steps):
+        for kind in list(KINDS) if number % 2 == 0 else list(reversed(KINDS)):
+            ends[kind].send("go")
+            seconds[kind].append(ends[kind].recv())
+    for kind, process in zip(KINDS, processes, strict=True):
+        ends[kind].send("go")
+        process.join()
+    return {kind: values[SKIPPED:] for kind, values in seconds.items()}
+
+
+def overhead(model: str, steps: int, threads: int) -> list[list[object]]:
+    """One row for each kind."""
+    seconds = turns(model, steps, threads)
+    bare = seconds[BARE]
+    rows: list[list[object]] = []
+    for kind, values in seconds.items():
+        ratios = paired.ratios(values, bare)
+        middle = statistics.median(ratios)
+        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        total = statistics.fmean(sorted(values)[: -len(values) // 20 or None])
+        rows.append([model, kind, f"{1e3 * statistics.median(values):.1f}", f"{middle:.3f} ± {error:.3f}", total])
+    base = float(str(rows[0][4]))
+    return [[*row[:4], f"{float(str(row[4])) / base:.3f}"] for row in rows]
+
+
+def snapshots(module: LightningModule, data: LightningDataModule) -> None:
+    """Time and bytes of a snapshot."""
+    trainer = fit(module, data, [], SKIPPED)
+    size = sum(p.numel() * p.element_size() for p in module.parameters())
+    fresh, again, back = [], [], []
+    snapshot = None
+    for _ in range(9):
+        begun = time.process_time()
+        Snapshot.take(module, trainer.optimizers)
+        middle = time.process_time()
+        snapshot = Snapshot.take(module, trainer.optimizers, reuse=snapshot)
+        after = time.process_time()
+        snapshot.restore(module, trainer.optimizers)
+        back.append(time.process_time() - after)
+        fresh.append(middle - begun)
+        again.append(after - middle)
+    times = {"snapshot, new memory": fresh, "snapshot, memory written over": again, "restore": back}
+    print(paired.table(["", "ms"], [[name, f"{1e3 * statistics.median(each):.1f}"] for name, each in times.items()]))
+    print(f"\nOne snapshot: {snapshot.bytes / 1e6:.2f} MB, {snapshot.bytes / size:.2f} x the parameters.\n")
+
+
+class Functions(TorchFunctionMode):
+    """Counts reads of a tensor's value from Python."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call."""
+        self.count += getattr(function, "__name__", "") in READS
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    """Counts operators, and ``aten._local_scalar_dense``: one for each number that goes to the host by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = self.scalars = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call."""
+        self.operators += 1
+        self.scalars += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def counts(model: str, kind: str, steps: int) -> tuple[int, int, int]:
+    """Reads, single numbers and operators of a fit."""
+    with Functions() as functions, Dispatches() as dispatches:
+        fit(*recipe(model), KINDS[kind](), steps)
+    return functions.count, dispatches.scalars, dispatches.operators
+
+
+def reads(model: str, steps: int = 7) -> list[list[object]]:
+    """A step's, between logging steps (0 and 10): a longer fit less a shorter one, over the difference in steps."""
+    rows: list[list[object]] = []
+    for kind in KINDS:
+        few, many = counts(model, kind, 2), counts(model, kind, 2 + steps)
+        rows.append([kind, *(f"{(more - less) / steps:.1f}" for less, more in zip(few, many, strict=True))])
+    return rows
+
+
+def quiet(threads: int) -> None:
+    """No messages, so many threads."""
+    sys.argv = sys.argv[:1]
+    torch.set_num_threads(threads)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=150, help="of each candidate; every 50th is a logging step")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    chosen = parser.parse_args()
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # nobody spins while it is another's turn
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
+    found = [row for model in chosen.models for row in overhead(model, chosen.steps, chosen.threads)]
+    header = ["model", "callbacks", "step, ms", "to bare Lightning, step by step", "mean of all steps"]
+    print(paired.table(header, found), end="\n\n")
+    quiet(chosen.threads)
+    snapshots(*recipe("post48"))
+    header = ["callbacks", "reads from Python a step", "of these single numbers", "operators a step"]
+    print(paired.table(header, reads(chosen.models[0])))
+    print(f"\n{paired.machine()}")
+
+
+if __name__ == "__main__":
+    main()
