@@ -179,9 +179,8 @@ def encode(kind: str, megabytes: int, folder: Path) -> None:
     phases = watched(kind, file, folder)
     start, rows = phases[0][3], []
     for name, wall, processor, most in phases:
-        speed = (
-            "" if name in ("imports", "first batch") or wall < 0.1 else f"{megabytes / wall:.0f}"
-        )  # nothing to learn
+        # Bytes have nothing to learn.
+        speed = "" if name in ("imports", "first batch") or wall < 0.1 else f"{megabytes / wall:.0f}"
         sizes = [f"{most[key]:.0f} ({most[key] - start[key]:+.0f})" for key in ("VmHWM", "RssAnon", "RssFile")]
         rows.append((name, f"{wall:.1f}" * (name != "imports"), f"{processor:.1f}", speed, *sizes))
     header = (f"{kind}, {megabytes} MB", "s", "processor s", "MB/s", "peak, MB", "anonymous, MB", "file-backed, MB")
