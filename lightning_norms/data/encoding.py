@@ -62,7 +62,7 @@ class TokenFile:
         self._array: NDArray[Any] | None = None
         if self.path.stat().st_size != self._length * self._dtype.itemsize + description["size"] + _TAIL_BYTES:
             raise DamagedFileError(f"{self.path} has another size than it says")
-        if _checksum(self.array) != description["checksum"]:
+        if _checksum(self.path, self._length * self._dtype.itemsize) != description["checksum"]:
             raise DamagedFileError(f"{self.path} has another content than it says")
 
     def _description(self) -> dict[str, Any]:
@@ -134,29 +134,34 @@ def _write(file: BinaryIO, pieces: Iterable[tuple[bool, str]], tokenizer: Tokeni
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1).newbyteorder("<")
     token_bytes = np.asarray(tokenizer.token_bytes, dtype=np.int64)
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    boundary = np.asarray(BOUNDARY, dtype=dtype).tobytes()
     checksum = 0
     for is_start, text in pieces:
-        tokens = np.asarray([BOUNDARY] * is_start + tokenizer.encode(text), dtype=dtype)
-        counted, size = int(token_bytes[tokens].sum()), len(text.encode("utf-8"))
+        tokens = tokenizer.encode_array(text, dtype)
+        occurrences = np.bincount(tokens, minlength=len(counts))
+        counted, size = int(occurrences @ token_bytes), len(text.encode("utf-8"))
         if counted != size:
             raise ValueError(
                 f"the tokenizer changes the text: its tokens stand for {counted} bytes, not {size}, "
                 f"of {text[:40]!r}...; "
                 "bits per byte would be wrong (has it a normalizer, a prefix space or unknown tokens?)"
             )
-        data = tokens.tobytes()
+        data = boundary * is_start + tokens.tobytes()
         file.write(data)
         checksum = zlib.crc32(data, checksum)
-        counts += np.bincount(tokens, minlength=len(counts))
+        counts += occurrences
+        counts[BOUNDARY] += is_start
     description = {"dtype": dtype.str, "tokens": int(counts.sum()), "checksum": checksum, "counts": counts.tolist()}
     encoded_description = json.dumps(description).encode("utf-8")
     file.write(encoded_description + len(encoded_description).to_bytes(8, "little") + _MARK)
 
 
-def _checksum(array: NDArray[Any], block: int = 1 << 20) -> int:
+def _checksum(path: Path, size: int, block: int = 1 << 20) -> int:
+    # Read, and not through the memory map: every page that a map has touched counts as memory of this process.
     checksum = 0
-    for start in range(0, len(array), block):
-        checksum = zlib.crc32(array[start : start + block].tobytes(), checksum)
+    with path.open("rb", buffering=0) as file:
+        for start in range(0, size, block):
+            checksum = zlib.crc32(file.read(min(block, size - start)), checksum)
     return checksum
 
 

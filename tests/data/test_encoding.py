@@ -1,6 +1,9 @@
+import hashlib
 import json
 import multiprocessing
 import pickle
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +35,50 @@ def test_more_than_256_tokens_take_two_bytes_each(tmp_path):
 
 def test_a_second_run_reads_the_file_of_the_first(tmp_path, monkeypatch):
     first = encoded([part("ab")], ByteTokenizer(), tmp_path)
-    monkeypatch.setattr(ByteTokenizer, "encode", None)
+    monkeypatch.setattr(ByteTokenizer, "encode_array", None)
     assert encoded([part("ab")], ByteTokenizer(), tmp_path).array.tolist() == first.array.tolist()
     assert [path.name for path in tmp_path.iterdir()] == [first.path.name]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "content"),
+    [
+        (Bytes(), "0d007866de8b9d68ca603531a88a7609.tokens", "4a8e12a0c598c407"),
+        (BytePairs(vocab_size=300), "", "72a7b527ef948b42"),  # the name holds the library's own description
+    ],
+    ids=["bytes", "pairs"],
+)
+def test_what_is_written_is_what_this_format_always_was(tmp_path, recipe, name, content):
+    """Whoever changes a byte of it changes FORMAT, or runs on two machines with two versions read other tokens."""
+    text = "".join(f"line {number}: é and 日本語\n" for number in range(400))
+    parts = [Part(part(text, "one\n").corpus, Split(0.3))]
+    path = encoded(parts, built(recipe, parts, tmp_path), tmp_path).path
+    assert path.name.startswith(name)
+    assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(content)
+
+
+def file_backed():
+    """MB of this process's memory that are pages of files."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("RssFile")) / 1000
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux what memory is")
+def test_a_file_is_encoded_in_a_few_megabytes_however_long_it_is(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_bytes(b"".join(b"%d is a number\n" % number for number in range(1_000_000)))
+    assert file.stat().st_size > 18e6
+    parts = [Part(Corpus("long", (Document.of_file(file),)))]
+    before = file_backed()
+    tracemalloc.start()
+    try:
+        stream = encoded(parts, ByteTokenizer(), tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(stream) == file.stat().st_size + 1
+    assert peak < 8e6
+    assert file_backed() - before < 8
 
 
 def test_text_split_and_tokenizer_each_make_another_file(tmp_path):

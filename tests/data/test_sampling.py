@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from lightning_norms.data.sampling import ValidationOrder, WindowOrder, permutation
+from lightning_norms.data.sampling import BLOCK, ValidationOrder, WindowOrder, permutation
 
 
 def test_the_permutation_sorts_by_splitmix64():
@@ -8,6 +9,21 @@ def test_the_permutation_sorts_by_splitmix64():
     # 9817491932198370423, 4593380528125082431, 16408922859458223821.
     assert permutation(1234567, 5).tolist() == [1, 3, 0, 2, 4]
     assert sorted(permutation(3, 1000).tolist()) == list(range(1000))
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**64 - 0x9E3779B97F4A7C15, 2**64 - 1])
+@pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 1])
+def test_the_permutation_is_that_of_sorting_positions_by_their_hash(key, count):
+    mask, hashes = 2**64 - 1, []
+    for number in range(1, count + 1):
+        mixed = key + number * 0x9E3779B97F4A7C15 & mask
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
+        hashes.append(mixed ^ mixed >> 31)
+    order = permutation(key, count)
+    assert order.dtype == np.int64
+    assert order.tolist() == sorted(range(count), key=hashes.__getitem__)
+    assert not order.flags.writeable  # it is shared by all who ask
 
 
 def all_offsets(order, steps):

@@ -2,6 +2,7 @@ import json
 import pickle
 import sys
 
+import numpy as np
 import pytest
 
 from lightning_norms.data import tokenizing
@@ -38,11 +39,25 @@ def test_text_comes_back_and_every_byte_is_counted(pairs, text):
         assert 0 not in tokens
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_array_holds_what_the_list_does(pairs, text):
+    for tokenizer, dtype in (
+        (ByteTokenizer(), np.dtype("<u1")),
+        (ByteTokenizer(), np.dtype("<u2")),
+        (pairs, np.dtype("<u2")),
+    ):
+        array = tokenizer.encode_array(text, dtype)
+        assert array.dtype == dtype
+        assert array.tolist() == tokenizer.encode(text)
+
+
 def test_bytes_have_256_tokens_and_the_boundary_no_bytes():
     tokenizer = Bytes().build(lambda: iter(()))
     assert (tokenizer.vocab_size, sum(tokenizer.token_bytes), tokenizer.token_bytes[0]) == (256, 255, 0)
     with pytest.raises(ValueError, match=r"NUL.*byte 3"):
         tokenizer.encode("é\n\0")
+    with pytest.raises(ValueError, match=r"NUL.*byte 3"):
+        tokenizer.encode_array("é\n\0", np.dtype("u1"))
 
 
 def test_pairs_are_fewer_tokens_than_bytes_and_learnt_the_same_every_time(pairs):
