@@ -9,7 +9,7 @@ import pytest
 from lightning_norms.comparing import compare
 from lightning_norms.comparing.grid import Grid, Variant
 from lightning_norms.comparing.grid_runner import GridRunner
-from lightning_norms.reports.comparison import Verdict
+from lightning_norms.reports.differences import Result, Verdict
 
 VARIANTS = {"pre": Variant("as it was", {}), "post": Variant("moved", {"model": {"x": 1}})}
 GRID = Grid("planted", {}, "pre", VARIANTS, (7, 8))
@@ -49,7 +49,8 @@ def test_a_grid_becomes_a_comparison(tmp_path):
         ("pre", 7, 2.609375), ("post", 7, 2.859375), ("pre", 8, 2.625), ("post", 8, 2.875)
     ]  # fmt: skip
     (difference,) = found.differences()
-    assert (difference.mean, difference.verdict) == (0.25, Verdict.WORSE)
+    assert (difference.mean, difference.result) == (0.25, Result.WORSE)
+    assert [row.verdict for row in found.rows()] == [None, Verdict.REVERT]
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
