@@ -8,7 +8,8 @@
                                   output.txt      what it said; on a cluster, job/ has the rest
     folder/comparison.json  .csv  .html           anew after every run
 
-Nothing else is remembered, so a grid that was killed at any moment goes on when it is started again.
+Nothing else is remembered, so a grid that was killed at any moment goes on when it is started again. A run that another
+grid has finished in the same folder under another name is not run again; two equal variants of one grid both run.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ class GridRunner:
     launcher: Launcher = field(default_factory=LocalLauncher)
     _started: set[Started] = field(default_factory=set)
     _stopped: bool = False
+    _planned: tuple[PlannedRun, ...] = ()
 
     def run(self) -> Comparison:
         """Everything that is not finished; a run that fails costs its own row only."""
-        planned = self.grid.runs()
+        planned = self._planned = self.grid.runs()
         for each in planned:
             self._write(each)
         refused = self._refused(planned)
@@ -113,7 +115,7 @@ class GridRunner:
             return Run(planned.variant, planned.seed, _short(refused))
         place = self._place(planned)
         with alone(place, lambda: self.on_wait(planned)) as lock:
-            record = newest(place, run_record.FILE)
+            record = newest(place, run_record.FILE) or self._elsewhere(planned)
             if record is not None:
                 return from_record(planned, record)
             self.on_start(planned)
@@ -125,6 +127,18 @@ class GridRunner:
             if record is None:
                 return Run(planned.variant, planned.seed, _why(code, place / "output.txt"))
             return from_record(planned, record)
+
+    def _elsewhere(self, planned: PlannedRun) -> Path | None:
+        """Record of an equal run of another grid."""
+        if sum(each.ending == planned.ending for each in self._planned) > 1:
+            return None  # the grid asks how far two equal runs are from each other
+        for place in sorted((self.folder / "runs").glob(f"*{planned.ending}")):
+            config = place / "run.yaml"  # a digest is short: the text decides
+            if config.exists() and config.read_text(encoding="utf-8") == planned.config:
+                record = newest(place, run_record.FILE)
+                if record is not None:
+                    return record
+        return None
 
     def _fit(self, place: Path, lock: int | None, checkpoint: Path | None) -> int:
         """Start it or go on; the exit code."""

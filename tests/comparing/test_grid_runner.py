@@ -141,6 +141,45 @@ def test_a_run_that_a_killed_grid_left_going_on_is_waited_for(tmp_path):
     assert ("pre", 7, None) not in runner.calls
 
 
+OTHER = Grid("other", {}, "base", {"base": Variant("", {}), "new": Variant("", {"model": {"x": 2}})}, (7, 8))
+
+
+def test_a_finished_run_of_another_grid_is_used_under_another_name(tmp_path):
+    first, second = Pretended(tmp_path, fine), Pretended(tmp_path, fine, OTHER)
+    first.run()
+    found = second.run()
+    assert [call[:2] for call in second.calls] == [("new", 7), ("new", 8)]
+    (base, _) = found.rows()
+    assert (base.variant, base.seeds, found.runs[0].scores) == ("base", 2, {"code": 2.609375})
+    again = Pretended(tmp_path, fine, OTHER)
+    assert (again.run(), again.calls) == (found, [])
+
+
+def test_a_with_a_runs_twice_even_if_another_grid_has_it(tmp_path):
+    Pretended(tmp_path, fine).run()
+    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
+    runner = Pretended(tmp_path, fine, twice)
+    runner.run()
+    assert sorted(call[:2] for call in runner.calls) == [("one", 7), ("two", 7)]
+
+
+def test_two_variants_of_one_grid_never_share_a_run(tmp_path):
+    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
+    runner = Pretended(tmp_path, fine, twice)
+    runner.run()
+    assert len(runner.calls) == 2
+
+
+def test_an_unfinished_run_of_another_grid_and_one_with_the_same_digest_by_chance_are_not_used(tmp_path):
+    first = Pretended(tmp_path, lambda v, s, c: "error: it crashed" if s == 7 else fine(v, s, c))
+    first.run()
+    (chance,) = (tmp_path / "runs").glob("pre_8_*/run.yaml")
+    chance.write_text("another: text")
+    second = Pretended(tmp_path, fine, OTHER)
+    second.run()
+    assert [call[:2] for call in second.calls if call[0] == "base"] == [("base", 7), ("base", 8)]
+
+
 def test_two_jobs_give_the_same(tmp_path):
     assert Pretended(tmp_path / "a", fine, jobs=2).run() == Pretended(tmp_path / "b", fine).run()
 
