@@ -20,11 +20,9 @@ from lightning_norms.reports.comparison_figures import curve_figures, depth_figu
 from lightning_norms.reports.comparison_maps import exponents_table, map_figures
 from lightning_norms.reports.comparison_tables import RULE, costs, gap, interval, spread
 from lightning_norms.reports.differences import Result, Verdict
-from lightning_norms.reports.elements import Content, element, html, table
-from lightning_norms.reports.page_style import STYLE
+from lightning_norms.reports.elements import Content, element, table
+from lightning_norms.reports.page import listed, page, pictures
 
-LOADS_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
-"""Even if a name smuggled in an address, the browser would not follow it."""
 SPACED = ".wide + .pictures { margin-top: 16px; }"
 CLASSES: dict[Result | Verdict, str] = {
     Result.BETTER: "good", Result.WORSE: "bad", Result.UNDECIDED: "open", Result.SAME: "soft",
@@ -50,43 +48,23 @@ def comparison_page(found: Comparison) -> str:
         >>> "it &lt;crashed&gt;" in page, "://" in page
         (True, False)
     """
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content_=LOADS_NOTHING),
-        element("title", f"{found.name} - comparison"),
-        element("style", STYLE, SPACED),
-    )
-    sections = (_section(title, body) for title, body in _sections(found))
-    main = element("main", _top(found), *sections)
-    return f"<!DOCTYPE html>\n{html(element('html', head, element('body', main), lang='en'))}\n"
+    return page(f"{found.name} - comparison", _top(found), _sections(found), SPACED)
 
 
 def _sections(found: Comparison) -> Iterator[tuple[str, list[Content]]]:
     missing = [f"{row.variant}, {reason}" for row in found.rows() for reason in row.failures]
-    yield "Missing", [element("ul", (element("li", reason) for reason in missing)) if missing else None]
-    yield f"Scores, {found.unit}", [_scores(found), _pictures(score_figures(found))]
-    yield "Map", [_pictures(map_figures(found))]
+    yield "Missing", [listed("ul", missing)]
+    yield f"Scores, {found.unit}", [_scores(found), pictures(score_figures(found))]
+    yield "Map", [pictures(map_figures(found))]
     yield "Gradient at the start against the axis", [exponents_table(found)]
     yield f"Difference to {found.baseline}", [_differences(found)]
-    curves = _pictures(curve_figures(found))
+    curves = pictures(curve_figures(found))
     trained = {run.variant for run in found.runs if run.losses}
     yield "Learning curves", [legend(found, trained) if curves is not None else None, curves]
-    profiles = _pictures(depth_figures(found))
+    profiles = pictures(depth_figures(found))
     measured = {run.variant for run in found.runs if run.gradient_first}
     yield "Gradient by depth", [legend(found, measured) if profiles is not None else None, profiles]
     yield "Sizes and costs", [_costs(found)]
-
-
-def _section(title: str, body: list[Content]) -> Content:
-    parts = [part for part in body if part is not None]
-    return element("section", element("h2", title), parts) if parts else None
-
-
-def _pictures(figures: Iterator[Element]) -> Content:
-    drawn = list(figures)
-    return element("div", drawn, class_="pictures") if drawn else None
 
 
 def _top(found: Comparison) -> Element:
