@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -179,7 +180,8 @@ class SubmititLauncher:
             if self.options.get(name, 1) != 1:
                 raise ValueError(f"{name} is {self.options[name]!r}, but a job of compare is one task on one node.")
         self.options = {"timeout_min": MINUTES, **self.options}
-        self._executor(Path("unused"))
+        with tempfile.TemporaryDirectory() as folder:
+            self._executor(Path(folder))  # known to be wrong before anything has started
 
     def start(self, words: Sequence[str], place: Path, lock: int | None, done: str) -> Job:
         """Hand it in; the job waits for the lock, should another one still hold it."""

@@ -180,6 +180,25 @@ def test_an_unfinished_run_of_another_grid_and_one_with_the_same_digest_by_chanc
     assert [call[:2] for call in second.calls if call[0] == "base"] == [("base", 7), ("base", 8)]
 
 
+def test_a_run_that_starts_while_the_grid_is_stopped_is_stopped_too(tmp_path):
+    class Late:
+        stopped = 0
+
+        def start(self, words, place, lock, done):
+            runner._stop()  # another thread's Ctrl-C, at the worst moment
+            return self
+
+        def wait(self):
+            return -15
+
+        def stop(self):
+            self.stopped += 1
+
+    late = Late()
+    runner = GridRunner(GRID, tmp_path, launcher=late)
+    assert (runner._fit(tmp_path, None, None), late.stopped) == (-15, 1)
+
+
 def test_two_jobs_give_the_same(tmp_path):
     assert Pretended(tmp_path / "a", fine, jobs=2).run() == Pretended(tmp_path / "b", fine).run()
 

@@ -171,7 +171,10 @@ def test_a_process_that_is_killed_around_the_run_is_a_dead_job(tmp_path):
         (["tasks_per_node=4"], "tasks_per_node is 4, but a job of compare is one task on one node"),
     ],
 )
-def test_options_that_do_not_fit_are_a_sentence(options, sentence):
+def test_options_that_do_not_fit_are_a_sentence(options, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launchers.launcher("submitit", ["cluster=local"], 1)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=sentence) as caught:
         launchers.launcher("submitit", options, 1)
     assert "\n" not in str(caught.value)
