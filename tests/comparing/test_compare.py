@@ -134,7 +134,7 @@ def test_ctrl_c_cancels_the_jobs_and_the_grid_goes_on(folder, monkeypatch):
     """Only the grid hears it, as on another host."""
     pytest.importorskip("submitit")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    write(folder, {"pre": {}, "post": POST}, steps=600)
+    write(folder, {"post": POST}, steps=600)
     assert compare("--folder", "whole") == 0
     words = [sys.executable, "-m", "lightning_norms", "compare", "--config", "small.yaml", "--folder", "stopped"]
     process = subprocess.Popen([*words, *CLUSTER], start_new_session=True, stderr=subprocess.PIPE, text=True)
