@@ -142,10 +142,9 @@ def test_ctrl_c_cancels_the_jobs_and_the_grid_goes_on(folder, monkeypatch):
     process.send_signal(signal.SIGINT)
     said = process.communicate()[1]
     assert (process.returncode, "the same command goes on from here" in said) == (130, True)
-    assert not list((folder / "stopped/runs").glob("post_*/attempt_1/record.json"))
     (place,) = (folder / "stopped/runs").glob("post_*")
-    with alone(place, lambda: pytest.fail("the job goes on")):
-        pass
+    with alone(place, lambda: None):  # what was cancelled may take a moment to end, but not to its own end
+        assert not list(place.glob("attempt_1/record.json"))
     assert compare("--folder", "stopped", *CLUSTER) == 0
     assert numbers(folder / "stopped") == numbers(folder / "whole")
     assert {path.name for path in place.glob("attempt_*")} == {"attempt_1", "attempt_2"}
