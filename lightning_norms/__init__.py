@@ -8,6 +8,7 @@ from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
+from lightning_norms.callbacks.run_record import RunRecord
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
@@ -154,6 +155,7 @@ __all__ = [
     "Residual",
     "ResidualRescale",
     "Rotary",
+    "RunRecord",
     "Sampling",
     "Sandwich",
     "ScaleNorm",

@@ -18,6 +18,7 @@ from lightning_norms.callbacks import (  # noqa: F401
     depth_monitor,
     lr_fallback,
     residual_rescale,
+    run_record,
     unit_matrices,
     warmup,
 )

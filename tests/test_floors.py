@@ -27,7 +27,8 @@ FLOORS = {
     "diagnosing.initial_flags": 10, "diagnosing.pass_flags": 10, "diagnosing.run_facts": 10,
     "diagnosing.counterfactual": 9, "diagnosing.trials": 10, "diagnosing.trial_progress": 10,
     "diagnosing.looking": 11, "diagnosing.changes": 11, "diagnosing.diagnose": 12,
-    "comparing.grid": 1, "comparing.grid_runner": 10, "comparing.compare": 11,
+    "comparing.locks": 0, "comparing.launchers": 1, "comparing.grid": 1,
+    "comparing.grid_runner": 10, "comparing.compare": 11,
     "trainer": 13, "cli": 14, "__main__": 15,
 }  # fmt: skip
 """Longest prefix wins. A package (data, callbacks, reports) is one floor; what its files may import is said below."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections import Counter
@@ -36,6 +37,9 @@ class RunRecord(Callback):
     Args:
         folder: where the file goes; null for the log folder.
 
+    Raises:
+        ValueError: if the folder is no path.
+
     Example:
         >>> import tempfile
         >>> from lightning.pytorch.demos.boring_classes import BoringModel
@@ -49,6 +53,8 @@ class RunRecord(Callback):
     """
 
     def __init__(self, folder: str | None = None) -> None:
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise ValueError(f"RunRecord: folder must be a path or null, got {folder!r}")
         self.folder = folder
         self._reset()
 

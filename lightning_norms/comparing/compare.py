@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_norms import recipes
-from lightning_norms.comparing import grid
+from lightning_norms.comparing import grid, launchers
 from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.patching import as_yaml
@@ -28,6 +28,13 @@ A grid is a YAML file with
   variants  name: {title: ..., and what it changes in the base, nested as there}
 
 Finished runs are not repeated: the same command goes on where it was stopped.
+
+On a cluster: --launcher submitit --jobs 8 --launcher_options timeout_min=90
+slurm_partition=gpu gpus_per_node=1 cpus_per_task=8; any parameter of submitit's
+AutoExecutor, and cluster=slurm or cluster=local, if it is not to choose itself.
+--folder must be on a file system that all machines share, with locks (flock).
+Ctrl-C cancels the jobs.
+
 Exit code: 0 every run finished, 3 a row is missing (the table says why), 2 wrong input.
 """
 
@@ -45,6 +52,7 @@ def command(arguments: list[str], check: Check) -> int:
     chosen = _parser().parse_args(arguments)
     if chosen.jobs < 1:
         raise ValueError(f"--jobs is {chosen.jobs}, but at least one run must go on at a time.")
+    launcher = launchers.launcher(chosen.launcher, chosen.launcher_options, chosen.jobs)
     plan = grid.read(recipes.resolve_comparison(chosen.config), chosen.seeds, chosen.fast)
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +60,8 @@ def command(arguments: list[str], check: Check) -> int:
     if reason is not None:
         raise ValueError(f"the base of {plan.name} is no configuration that fit takes: {reason}")
     with _Progress(plan, folder) as progress:
-        runner = GridRunner(plan, folder, chosen.jobs, check, progress.start, progress.end, progress.wait)
+        told = (progress.start, progress.end, progress.wait)
+        runner = GridRunner(plan, folder, chosen.jobs, check, *told, launcher)
         try:
             found = runner.run()
         except KeyboardInterrupt:
@@ -72,7 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", required=True, help="a grid: a shipped recipe or a file of yours")
     parser.add_argument("--folder", default="compare", help="where runs and results go (default: compare)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, which share the cores (default: 1)")
+    text = "runs at a time, which share the cores, or jobs in the queue of a cluster (default: 1)"
+    parser.add_argument("--jobs", type=int, default=1, help=text)
+    text = "what starts a run: local, a process here (default), or submitit, a job of a cluster"
+    parser.add_argument("--launcher", choices=launchers.NAMES, default="local", help=text)
+    text = "of submitit's update_parameters; timeout_min is 60 unless given"
+    parser.add_argument("--launcher_options", nargs="+", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the file's")
     parser.add_argument("--fast", action="store_true", help="three steps of a tiny model, one seed: does it work?")
     formats = ("table", "json", "csv", "html")

@@ -61,8 +61,12 @@ class PlannedRun:
     @property
     def folder(self) -> str:
         """Name of its folder: it holds a digest, so that a changed configuration never meets the old one's results."""
-        digest = hashlib.sha256(self.config.encode()).hexdigest()[:8]
-        return f"{self.variant.replace(' ', '-')}_{self.seed}_{digest}"
+        return self.variant.replace(" ", "-") + self.ending
+
+    @property
+    def ending(self) -> str:
+        """Of its folder's name: that of every run with the same configuration, whatever its grid calls it."""
+        return f"_{self.seed}_{hashlib.sha256(self.config.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,32 @@
-"""Running a grid: every run is an ordinary ``fit`` in a process and a folder of its own.
+"""Running a grid: every run is an ordinary ``fit`` in a process or a job, and a folder, of its own.
 
 ::
 
     folder/runs/pre_1337_0f3a9c11/run.yaml       its configuration: fit --config run.yaml is the same run
                                   attempt_1/      logs and checkpoints; attempt_2 goes on from the last checkpoint
                                   attempt_1/record.json   there only if the fit came to its end
-                                  output.txt      what it said
+                                  output.txt      what it said; on a cluster, job/ has the rest
     folder/comparison.json  .csv  .html           anew after every run
 
-Nothing else is remembered, so a grid that was killed at any moment goes on when it is started again.
+Nothing else is remembered, so a grid that was killed at any moment goes on when it is started again. A run that another
+grid has finished in the same folder under another name is not run again; two equal variants of one grid both run.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lightning_norms.callbacks import run_record
 from lightning_norms.comparing.grid import Grid, PlannedRun
+from lightning_norms.comparing.launchers import Launcher, LocalLauncher, Started
+from lightning_norms.comparing.locks import alone
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.json_form import as_typed
 
@@ -44,11 +44,12 @@ class GridRunner:
     Args:
         grid: what to run.
         folder: where runs and results go.
-        jobs: runs at a time; each gets its share of the cores.
+        jobs: runs at a time.
         check: of a configuration, before the first run starts.
         on_start: told when a run starts.
         on_end: told when one has ended, with its result and with the comparison so far.
         on_wait: told when a run has to wait for one that another grid, or a killed one, has left going on.
+        launcher: what starts a run.
     """
 
     grid: Grid
@@ -58,12 +59,14 @@ class GridRunner:
     on_start: Callable[[PlannedRun], object] = lambda _: None
     on_end: Callable[[Run, Comparison], object] = lambda *_: None
     on_wait: Callable[[PlannedRun], object] = lambda _: None
-    _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    _started: set[Started] = field(default_factory=set)
     _stopped: bool = False
+    _planned: tuple[PlannedRun, ...] = ()
 
     def run(self) -> Comparison:
         """Everything that is not finished; a run that fails costs its own row only."""
-        planned = self.grid.runs()
+        planned = self._planned = self.grid.runs()
         for each in planned:
             self._write(each)
         refused = self._refused(planned)
@@ -111,8 +114,8 @@ class GridRunner:
         if refused is not None:
             return Run(planned.variant, planned.seed, _short(refused))
         place = self._place(planned)
-        with _alone(place, lambda: self.on_wait(planned)) as lock:
-            record = newest(place, run_record.FILE)
+        with alone(place, lambda: self.on_wait(planned)) as lock:
+            record = newest(place, run_record.FILE) or self._elsewhere(planned)
             if record is not None:
                 return from_record(planned, record)
             self.on_start(planned)
@@ -125,26 +128,34 @@ class GridRunner:
                 return Run(planned.variant, planned.seed, _why(code, place / "output.txt"))
             return from_record(planned, record)
 
+    def _elsewhere(self, planned: PlannedRun) -> Path | None:
+        """Record of an equal run of another grid."""
+        if sum(each.ending == planned.ending for each in self._planned) > 1:
+            return None  # the grid asks how far two equal runs are from each other
+        for place in sorted((self.folder / "runs").glob(f"*{planned.ending}")):
+            config = place / "run.yaml"  # a digest is short: the text decides
+            if config.exists() and config.read_text(encoding="utf-8") == planned.config:
+                record = newest(place, run_record.FILE)
+                if record is not None:
+                    return record
+        return None
+
     def _fit(self, place: Path, lock: int | None, checkpoint: Path | None) -> int:
         """Start it or go on; the exit code."""
         words = [sys.executable, "-m", "lightning_norms", *_command(place, checkpoint)]
-        cores = max(1, (os.cpu_count() or 1) // self.jobs)
-        environment = {"OMP_NUM_THREADS": str(cores), **os.environ}  # what the user set stays
-        environment.pop("PL_GLOBAL_SEED", None)
-        # The run holds the lock too: if this process is killed, a new grid waits for the run that is left over.
-        held = () if lock is None else (lock,)
-        with (place / "output.txt").open("ab") as output:
-            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=held)
-            self._processes.add(process)
-            try:
-                return process.wait()
-            finally:
-                self._processes.discard(process)
+        started = self.launcher.start(words, place, lock, run_record.FILE)
+        self._started.add(started)
+        if self._stopped:  # between the two: nobody has told it
+            started.stop()
+        try:
+            return started.wait()
+        finally:
+            self._started.discard(started)
 
     def _stop(self) -> None:
         self._stopped = True
-        for process in list(self._processes):
-            process.terminate()
+        for started in list(self._started):
+            started.stop()
 
 
 def _command(place: Path, checkpoint: Path | None) -> list[str]:
@@ -178,7 +189,8 @@ def from_record(planned: PlannedRun, path: Path) -> Run:
 
 def _why(code: int, output: Path) -> str:
     """The last words of a run that did not finish."""
-    lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = (line for line in reversed(lines) if LAST_WORDS.match(line))
     said = next(found, "").removeprefix("error: ") or (lines[-1] if lines else "it said nothing")
     return _short(f"killed by signal {-code}: {said}" if code < 0 else said)
@@ -187,20 +199,3 @@ def _why(code: int, output: Path) -> str:
 def _short(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= REASON else words[: REASON - 3] + "..."
-
-
-@contextmanager
-def _alone(place: Path, on_wait: Callable[[], object]) -> Iterator[int | None]:
-    """Hold a run's folder, also against other grids; gives the lock, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield None
-        return
-    with (place / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()

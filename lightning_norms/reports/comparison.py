@@ -4,6 +4,7 @@
 
     runs (variant x seed)  ->  rows: mean and spread over seeds        what each variant reached
                            ->  differences to the baseline, by seed    is the gap a result, or seeds?
+                           ->  verdicts                                keep the change, or revert it?
 
 A score is a number of a validation set, bits per byte unless the module logs none; lower is better.
 """
@@ -11,27 +12,11 @@ A score is a number of a validation set, bits per byte unless the module logs no
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from statistics import fmean, stdev
 
+from lightning_norms.reports.differences import Difference, Verdict, difference, verdict
 from lightning_norms.reports.json_form import as_plain, as_typed
-
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom."""
-
-
-class Verdict(Enum):
-    """What a difference to the baseline says."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    UNDECIDED = "undecided"
-    SAME = "the same"
 
 
 @dataclass(frozen=True)
@@ -91,28 +76,6 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Variant minus baseline on one validation set, seed by seed: below 0 the variant is better.
-
-    Attributes:
-        mean: of the paired differences.
-        low: lower end of the 95 % interval of that mean; None with one seed.
-        high: its upper end.
-        spread: the larger standard deviation over seeds, of the variant or of the baseline; None with one seed.
-        seeds: number of pairs.
-    """
-
-    variant: str
-    score: str
-    mean: float
-    low: float | None
-    high: float | None
-    spread: float | None
-    seeds: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
 class Row:
     """One variant over its seeds."""
 
@@ -131,6 +94,8 @@ class Row:
     """Over all seeds."""
     failures: tuple[str, ...]
     """Why runs are missing, with their seeds."""
+    verdict: Verdict | None
+    """None for the baseline, and without a seed that both finished."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +143,7 @@ class Comparison:
     def differences(self) -> tuple[Difference, ...]:
         """Of every other variant to the baseline, for each validation set, over the seeds that both finished."""
         others = (variant for variant in self.titles if variant != self.baseline)
-        found = (self._difference(variant, score) for variant in others for score in self.scores)
-        return tuple(each for each in found if each is not None)
+        return tuple(each for variant in others for each in self._differences(variant))
 
     def to_json(self) -> str:
         """Runs, and the rows and differences that follow from them."""
@@ -209,7 +173,16 @@ class Comparison:
             _mean([run.spike_score for run in runs]),
             sum(counts) if counts else None,
             _reasons(failed),
+            self._verdict(variant, whole=not failed),
         )
+
+    def _verdict(self, variant: str, whole: bool) -> Verdict | None:
+        found = [] if variant == self.baseline else self._differences(variant)
+        return verdict([each.result for each in found], whole) if found else None
+
+    def _differences(self, variant: str) -> list[Difference]:
+        found = (self._difference(variant, score) for score in self.scores)
+        return [each for each in found if each is not None]
 
     def _difference(self, variant: str, score: str) -> Difference | None:
         ours = {run.seed: _score(run, score) for run in self.finished(variant) if score in (run.scores or {})}
@@ -218,46 +191,6 @@ class Comparison:
         if not seeds:
             return None
         return difference(variant, score, [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-
-
-def difference(variant: str, score: str, values: list[float], baseline: list[float]) -> Difference:
-    r"""Paired differences, their 95 % interval and the verdict.
-
-    .. math:: \bar d \pm t_{0.975,\,n-1}\, s_d / \sqrt n
-
-    A gap is a result only if the interval leaves 0 out **and** the gap is larger than the standard deviation over seeds
-    of either side. With three seeds, independent noise and no gap this calls a result in 4 of 100 grids (simulated).
-
-    Args:
-        variant: name.
-        score: name of the validation set.
-        values: of the variant, one a seed.
-        baseline: of the baseline, for the same seeds in the same order.
-
-    Example:
-        >>> difference("post", "code", [2.7, 2.76, 2.65], [2.5, 2.55, 2.45]).verdict
-        <Verdict.WORSE: 'worse'>
-        >>> difference("post", "code", [2.52, 2.57, 2.47], [2.5, 2.55, 2.45]).verdict
-        <Verdict.UNDECIDED: 'undecided'>
-    """
-    gaps = [value - other for value, other in zip(values, baseline, strict=True)]
-    count, mean = len(gaps), fmean(gaps)
-    if count == 1:
-        verdict = Verdict.SAME if mean == 0 else Verdict.UNDECIDED
-        return Difference(variant, score, mean, None, None, None, 1, verdict)
-    half = _student(count - 1) * stdev(gaps) / math.sqrt(count)
-    spread = max(stdev(values), stdev(baseline))
-    if not any(gaps):
-        verdict = Verdict.SAME
-    elif abs(mean) > half and abs(mean) > spread:
-        verdict = Verdict.BETTER if mean < 0 else Verdict.WORSE
-    else:
-        verdict = Verdict.UNDECIDED
-    return Difference(variant, score, mean, mean - half, mean + half, spread, count, verdict)
-
-
-def _student(freedom: int) -> float:
-    return STUDENT[min(freedom, len(STUDENT)) - 1]  # beyond 30 seeds a little too wide, never too narrow
 
 
 def _score(run: Run, name: str) -> float:

@@ -2,7 +2,7 @@
 
 ::
 
-    what differs    every gap that is a result, in a sentence; how many are undecided
+    what differs    what to keep and what to revert, with the gaps, in sentences; how many are undecided
     scores          the table, and the seeds as a picture
     differences     to the baseline, with intervals and verdicts
     curves          training loss and validation, gradients by depth
@@ -15,17 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from lightning_norms.reports.comparison import Comparison, Difference, Verdict
+from lightning_norms.reports.comparison import Comparison
 from lightning_norms.reports.comparison_figures import curve_figures, depth_figures, legend, score_figures
 from lightning_norms.reports.comparison_maps import exponents_table, map_figures
 from lightning_norms.reports.comparison_tables import RULE, costs, gap, interval, spread
-from lightning_norms.reports.elements import Content, element, html, table
-from lightning_norms.reports.page_style import STYLE
+from lightning_norms.reports.differences import Result, Verdict
+from lightning_norms.reports.elements import Content, element, table
+from lightning_norms.reports.page import listed, page, pictures
 
-LOADS_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
-"""Even if a name smuggled in an address, the browser would not follow it."""
 SPACED = ".wide + .pictures { margin-top: 16px; }"
-CLASSES = {Verdict.BETTER: "good", Verdict.WORSE: "bad", Verdict.UNDECIDED: "open", Verdict.SAME: "soft"}
+CLASSES: dict[Result | Verdict, str] = {
+    Result.BETTER: "good", Result.WORSE: "bad", Result.UNDECIDED: "open", Result.SAME: "soft",
+    Verdict.KEEP: "good", Verdict.REVERT: "bad", Verdict.MIXED: "open", Verdict.UNDECIDED: "open",
+    Verdict.SAME: "soft",
+}  # fmt: skip
+
+
+MEANINGS = {Verdict.KEEP: "better", Verdict.REVERT: "worse", Verdict.MIXED: "better here and worse there"}
+RESULTS = (Result.BETTER, Result.WORSE)
 
 
 def comparison_page(found: Comparison) -> str:
@@ -41,43 +48,23 @@ def comparison_page(found: Comparison) -> str:
         >>> "it &lt;crashed&gt;" in page, "://" in page
         (True, False)
     """
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content_=LOADS_NOTHING),
-        element("title", f"{found.name} - comparison"),
-        element("style", STYLE, SPACED),
-    )
-    sections = (_section(title, body) for title, body in _sections(found))
-    main = element("main", _top(found), *sections)
-    return f"<!DOCTYPE html>\n{html(element('html', head, element('body', main), lang='en'))}\n"
+    return page(f"{found.name} - comparison", _top(found), _sections(found), SPACED)
 
 
 def _sections(found: Comparison) -> Iterator[tuple[str, list[Content]]]:
     missing = [f"{row.variant}, {reason}" for row in found.rows() for reason in row.failures]
-    yield "Missing", [element("ul", (element("li", reason) for reason in missing)) if missing else None]
-    yield f"Scores, {found.unit}", [_scores(found), _pictures(score_figures(found))]
-    yield "Map", [_pictures(map_figures(found))]
+    yield "Missing", [listed("ul", missing)]
+    yield f"Scores, {found.unit}", [_scores(found), pictures(score_figures(found))]
+    yield "Map", [pictures(map_figures(found))]
     yield "Gradient at the start against the axis", [exponents_table(found)]
     yield f"Difference to {found.baseline}", [_differences(found)]
-    curves = _pictures(curve_figures(found))
+    curves = pictures(curve_figures(found))
     trained = {run.variant for run in found.runs if run.losses}
     yield "Learning curves", [legend(found, trained) if curves is not None else None, curves]
-    profiles = _pictures(depth_figures(found))
+    profiles = pictures(depth_figures(found))
     measured = {run.variant for run in found.runs if run.gradient_first}
     yield "Gradient by depth", [legend(found, measured) if profiles is not None else None, profiles]
     yield "Sizes and costs", [_costs(found)]
-
-
-def _section(title: str, body: list[Content]) -> Content:
-    parts = [part for part in body if part is not None]
-    return element("section", element("h2", title), parts) if parts else None
-
-
-def _pictures(figures: Iterator[Element]) -> Content:
-    drawn = list(figures)
-    return element("div", drawn, class_="pictures") if drawn else None
 
 
 def _top(found: Comparison) -> Element:
@@ -90,23 +77,27 @@ def _top(found: Comparison) -> Element:
 
 
 def results(found: Comparison) -> Iterator[str]:
-    """Every gap that is a result, and how many are not, in sentences."""
-    differences = found.differences()
-    for verdict in (Verdict.BETTER, Verdict.WORSE):
-        gaps: dict[str, list[str]] = {}
-        for each in differences:
-            if each.verdict is verdict:
-                gaps.setdefault(each.variant, []).append(f"{abs(each.mean):.3f} on {each.score}")
+    """What to keep, what to revert and what is both, with the gaps; and how many variants are undecided."""
+    judged = {row.variant: row.verdict for row in found.rows() if row.verdict is not None}
+    for word, meaning in MEANINGS.items():
+        gaps = [f"{variant}: {_gaps(found, variant)}" for variant, verdict in judged.items() if verdict is word]
         if gaps:
-            named = "; ".join(f"{variant} by {' and '.join(each)}" for variant, each in gaps.items())
-            yield f"{verdict.value.capitalize()} than {found.baseline}, in {found.unit}: {named}."
-    undecided = [each for each in differences if each.verdict is Verdict.UNDECIDED]
+            meant = f"{meaning} than {found.baseline}, in {found.unit}"
+            yield f"{word.value.capitalize()} ({meant}): {'; '.join(gaps)}."
+    undecided = [variant for variant, verdict in judged.items() if verdict is Verdict.UNDECIDED]
     if undecided:
-        alone = any(each.seeds == 1 for each in undecided)
+        alone = any(each.seeds == 1 for each in found.differences())
         why = "one seed is no result" if alone else "not shown to be more than what seeds alone make"
-        yield f"Undecided: {len(undecided)} of {len(differences)} gaps, {why}."
-    if not differences:
+        why += " or runs are missing" if any(row.failed for row in found.rows() if row.variant in undecided) else ""
+        yield f"Undecided: {len(undecided)} of {len(judged)} variants, {why}."
+    if not judged:
         yield "There is nothing to hold against the baseline yet."
+
+
+def _gaps(found: Comparison, variant: str) -> str:
+    """Those that are results, in words."""
+    results = (each for each in found.differences() if each.variant == variant and each.result in RESULTS)
+    return ", ".join(f"{gap(each.mean)} on {each.score}" for each in results)
 
 
 def _scores(found: Comparison) -> Content:
@@ -124,18 +115,20 @@ def _scores(found: Comparison) -> Content:
 
 
 def _differences(found: Comparison) -> Content:
+    verdicts = {row.variant: row.verdict for row in found.rows()}
     rows: list[list[Content]] = [
-        [each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), _verdict(each)]
+        [each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), _word(each.result), _word(verdict)]
         for each in found.differences()
+        if (verdict := verdicts[each.variant]) is not None
     ]
     if not rows:
         return None
-    head = ("variant", "set", f"difference, {found.unit}", "95 % interval", "pairs", "verdict")
+    head = ("variant", "set", f"difference, {found.unit}", "95 % interval", "pairs", "result", "verdict")
     return [table(head, rows, numbers=(2, 3, 4)), element("p", "Below 0 is better. " + RULE, class_="soft")]
 
 
-def _verdict(each: Difference) -> Element:
-    return element("b", each.verdict.value, class_=CLASSES[each.verdict])
+def _word(found: Result | Verdict) -> Element:
+    return element("b", found.value, class_=CLASSES[found])
 
 
 def _costs(found: Comparison) -> Content:

@@ -10,10 +10,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lightning_norms.reports.comparison import Comparison, Difference, Row, Spread, Verdict
+from lightning_norms.reports.comparison import Comparison, Row, Spread
+from lightning_norms.reports.differences import Difference, Result, Verdict
 
 MEBIBYTE = 2**20
-STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.UNDECIDED: "yellow", Verdict.SAME: "dim"}
+STYLES: dict[Result | Verdict | None, str] = {
+    Result.BETTER: "green", Result.WORSE: "red", Verdict.KEEP: "green", Verdict.REVERT: "red",
+    Verdict.MIXED: "yellow", Verdict.UNDECIDED: "yellow", Verdict.SAME: "dim",
+}  # fmt: skip
 
 
 def comparison_text(found: Comparison) -> Iterator[Table | str]:
@@ -28,8 +32,10 @@ def comparison_text(found: Comparison) -> Iterator[Table | str]:
 
 RULE = (
     "95 % intervals by paired t. A gap is called better or worse only if its interval\n"
-    "leaves 0 out and it is larger than the standard deviation over seeds. Many gaps\n"
-    "at once are not corrected for: about one of twenty that are none looks like one."
+    "leaves 0 out and it is larger than the standard deviation over seeds; one seed\n"
+    "is never enough. Keep: better on a set, worse on none, and every run finished.\n"
+    "Revert: worse on a set, better on none. Mixed: both. Many gaps at once are not\n"
+    "corrected for: about one of twenty that are none looks like one."
 )
 
 
@@ -49,17 +55,27 @@ def scores_table(found: Comparison) -> Table:
 
 
 def differences_table(found: Comparison) -> Table:
-    """To the baseline, with intervals and verdicts."""
-    table = _table(f"difference to {found.baseline}, {found.unit}: below 0 is better")
+    """To the baseline: a line a validation set with its interval; the verdict stands on a variant's first line."""
+    table = _table(f"gap to {found.baseline}, {found.unit}: below 0 is better")
     table.add_column("variant", overflow="fold", min_width=12, ratio=1)
     table.add_column("set", overflow="fold")
-    for name in ("difference", "95 % interval", "pairs"):
+    for name in ("gap", "95 % interval", "pairs"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("result", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
+    verdicts = {row.variant: row.verdict for row in found.rows()}
     for each in found.differences():
-        verdict = Text(each.verdict.value, STYLES[each.verdict])
-        _add(table, each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), verdict)
+        verdict = verdicts.pop(each.variant, None)
+        words = (result(each), Text(verdict.value if verdict else "", STYLES.get(verdict, "")))
+        name = each.variant if verdict else ""
+        _add(table, name, each.score, gap(each.mean), interval(each), str(each.seeds), *words)
     return table
+
+
+def result(each: Difference) -> Text:
+    """Better or worse; what is neither has no word of its own."""
+    shown = each.result in (Result.BETTER, Result.WORSE)
+    return Text(each.result.value if shown else "-", STYLES.get(each.result, "dim"))
 
 
 def costs_table(found: Comparison) -> Table:
@@ -85,25 +101,28 @@ def costs(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def comparison_csv(found: Comparison) -> str:
-    """One line a run, in full digits.
+    """One line a run, in full digits; the verdict is the variant's.
 
     Example:
         >>> from lightning_norms.reports.comparison import Run
         >>> runs = (Run("pre", 1, None, {"code": 2.5}), Run("post", 1, "it crashed"))
         >>> print(comparison_csv(Comparison("one", "pre", {"pre": "pre", "post": "post"}, runs)), end="")
-        variant,seed,code,steps,parameters,seconds_per_step,kv_cache_bytes,spike_score,events,failure
-        pre,1,2.5,0,,,,,,
-        post,1,,0,,,,,,it crashed
+        variant,seed,code,steps,parameters,seconds_per_step,kv_cache_bytes,spike_score,events,verdict,failure
+        pre,1,2.5,0,,,,,,,
+        post,1,,0,,,,,,,it crashed
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = ("steps", "parameters", "seconds_per_step", "kv_cache_bytes", "spike_score")
-    writer.writerow(["variant", "seed", *found.scores, *numbers, "events", "failure"])
+    writer.writerow(["variant", "seed", *found.scores, *numbers, "events", "verdict", "failure"])
+    verdicts = {row.variant: row.verdict.value for row in found.rows() if row.verdict is not None}
     for run in found.runs:
         scores = [(run.scores or {}).get(name, "") for name in found.scores]
         events = "" if run.events is None else sum(run.events.values())
         rest = ["" if getattr(run, name) is None else getattr(run, name) for name in numbers]
-        writer.writerow([run.variant, run.seed, *scores, *rest, events, run.failure or ""])
+        writer.writerow(
+            [run.variant, run.seed, *scores, *rest, events, verdicts.get(run.variant, ""), run.failure or ""]
+        )
     return text.getvalue()
 
 

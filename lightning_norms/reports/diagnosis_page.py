@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 from xml.etree.ElementTree import Element
 
@@ -31,12 +31,9 @@ from lightning_norms.reports.diagnosis_tables import (
     trial_order,
     trials_table,
 )
-from lightning_norms.reports.elements import Content, element, html
-from lightning_norms.reports.page_style import STYLE
+from lightning_norms.reports.elements import Content, element
+from lightning_norms.reports.page import listed, page, pictures
 from lightning_norms.reports.summary import HEADLINES
-
-LOADS_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
-"""Even if a name smuggled in an address, the browser would not follow it."""
 
 
 def diagnosis_page(found: Diagnosis) -> str:
@@ -53,31 +50,23 @@ def diagnosis_page(found: Diagnosis) -> str:
         (True, False)
     """
     headline = _headline(found)
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name_="viewport", content_="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content_=LOADS_NOTHING),
-        element("title", f"{headline} - diagnosis of {found.facts.module}"),
-        element("style", STYLE),
-    )
-    main = element("main", _top(found, headline), *(_section(title, body) for title, body in _sections(found)))
-    return f"<!DOCTYPE html>\n{html(element('html', head, element('body', main), lang='en'))}\n"
+    title = f"{headline} - diagnosis of {found.facts.module}"
+    return page(title, _top(found, headline), _sections(found))
 
 
 def _sections(found: Diagnosis) -> Iterator[tuple[str, list[Content]]]:
     order = trial_order(found)
-    yield "Why" if not found.trains else "What stands out", [_listed("ol", [c.sentence for c in found.causes])]
+    yield "Why" if not found.trains else "What stands out", [listed("ol", [c.sentence for c in found.causes])]
     if found.trials:
         yield "The fix", list(_fix(found))
         yield "Short trials", [_losses(found, order), trials_table(found, order)]
-    yield "Gradient by depth over time", [_pictures(heat_figures(_given_and_best(found)))]
-    yield "At the first step, by depth", [_pictures(depth_figures(found)), growths_table(found), parts_table(found)]
-    yield "Also seen", [_listed("ul", [flag.sentence + "." for flag in found.look.flags])]
+    yield "Gradient by depth over time", [pictures(heat_figures(_given_and_best(found)))]
+    yield "At the first step, by depth", [pictures(depth_figures(found)), growths_table(found), parts_table(found)]
+    yield "Also seen", [listed("ul", [flag.sentence + "." for flag in found.look.flags])]
     yield "Popular sentences, held against these numbers", [claims_table(found)]
     yield "The run", [facts_table(found.facts)]
-    yield "Not tried, not measured", [_listed("ul", found.notes)]
-    yield "The same as on the console", [_folded("In plain words", _listed("ul", found.summary))]
+    yield "Not tried, not measured", [listed("ul", found.notes)]
+    yield "The same as on the console", [_folded("In plain words", listed("ul", found.summary))]
 
 
 def _losses(found: Diagnosis, order: list[str]) -> Content:
@@ -87,22 +76,8 @@ def _losses(found: Diagnosis, order: list[str]) -> Content:
     return drawn
 
 
-def _section(title: str, body: list[Content]) -> Content:
-    parts = [part for part in body if part is not None]
-    return element("section", element("h2", title), parts) if parts else None
-
-
-def _listed(kind: str, sentences: Sequence[str]) -> Content:
-    return element(kind, (element("li", sentence) for sentence in sentences)) if sentences else None
-
-
 def _folded(title: str, content: Content) -> Content:
     return element("details", element("summary", title), content) if content is not None else None
-
-
-def _pictures(figures: Iterator[Element]) -> Content:
-    drawn = list(figures)
-    return element("div", drawn, class_="pictures") if drawn else None
 
 
 # --- verdict ----------------------------------------------------------------------------------------------------------

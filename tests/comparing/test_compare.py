@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lightning_norms.cli import main
+from lightning_norms.comparing.locks import alone
 
 BASE = {
     "model": {
@@ -107,6 +108,46 @@ def test_a_grid_that_is_killed_goes_on_to_the_same_table(folder, whole_group):
     attempts = {path.name for path in (folder / "killed/runs").glob("post_*/attempt_*")}
     assert attempts == ({"attempt_1", "attempt_2"} if whole_group else {"attempt_1"})
     assert {path.name for path in (folder / "killed/runs").glob("pre_*/attempt_*")} == {"attempt_1"}
+
+
+CLUSTER = ("--launcher", "submitit", "--launcher_options", "cluster=local", "timeout_min=10")
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster_give_the_same_table_and_a_dead_one_costs_its_row(folder, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the last digit of a sum depends on it
+    lost = {"data": {"init_args": {"train": "nowhere.txt"}}}
+    write(folder, {"pre": {}, "post": POST, "lost": lost}, steps=4)
+    assert compare("--folder", "here") == 3
+    assert compare("--folder", "there", "--jobs", "2", *CLUSTER) == 3
+    assert numbers(folder / "there") == numbers(folder / "here")
+    rows = {row["variant"]: row for row in numbers(folder / "there")["rows"]}
+    assert [row["seeds"] for row in rows.values()] == [1, 1, 0]
+    assert "nowhere.txt" in rows["lost"]["failures"][0]
+    assert len(list((folder / "there/runs").glob("*/job/*_result.pkl"))) == 3
+    assert not list((folder / "here/runs").glob("*/job"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_the_jobs_and_the_grid_goes_on(folder, monkeypatch):
+    """Only the grid hears it, as on another host."""
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write(folder, {"post": POST}, steps=600)
+    assert compare("--folder", "whole") == 0
+    words = [sys.executable, "-m", "lightning_norms", "compare", "--config", "small.yaml", "--folder", "stopped"]
+    process = subprocess.Popen([*words, *CLUSTER], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any((folder / "stopped/runs").glob("post_*/attempt_1/checkpoints/last.ckpt")))
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[1]
+    assert (process.returncode, "the same command goes on from here" in said) == (130, True)
+    (place,) = (folder / "stopped/runs").glob("post_*")
+    with alone(place, lambda: None):  # what was cancelled may take a moment to end, but not to its own end
+        assert not list(place.glob("attempt_1/record.json"))
+    assert compare("--folder", "stopped", *CLUSTER) == 0
+    assert numbers(folder / "stopped") == numbers(folder / "whole")
+    assert {path.name for path in place.glob("attempt_*")} == {"attempt_1", "attempt_2"}
 
 
 def wait_for(condition):

@@ -9,7 +9,7 @@ import pytest
 from lightning_norms.comparing import compare
 from lightning_norms.comparing.grid import Grid, Variant
 from lightning_norms.comparing.grid_runner import GridRunner
-from lightning_norms.reports.comparison import Verdict
+from lightning_norms.reports.differences import Result, Verdict
 
 VARIANTS = {"pre": Variant("as it was", {}), "post": Variant("moved", {"model": {"x": 1}})}
 GRID = Grid("planted", {}, "pre", VARIANTS, (7, 8))
@@ -49,7 +49,8 @@ def test_a_grid_becomes_a_comparison(tmp_path):
         ("pre", 7, 2.609375), ("post", 7, 2.859375), ("pre", 8, 2.625), ("post", 8, 2.875)
     ]  # fmt: skip
     (difference,) = found.differences()
-    assert (difference.mean, difference.verdict) == (0.25, Verdict.WORSE)
+    assert (difference.mean, difference.result) == (0.25, Result.WORSE)
+    assert [row.verdict for row in found.rows()] == [None, Verdict.REVERT]
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
@@ -138,6 +139,64 @@ def test_a_run_that_a_killed_grid_left_going_on_is_waited_for(tmp_path):
     runner = Pretended(tmp_path, fine, on_wait=ends)
     assert runner.run().runs[0].scores == {"code": 9.0}
     assert ("pre", 7, None) not in runner.calls
+
+
+OTHER = Grid("other", {}, "base", {"base": Variant("", {}), "new": Variant("", {"model": {"x": 2}})}, (7, 8))
+
+
+def test_a_finished_run_of_another_grid_is_used_under_another_name(tmp_path):
+    first, second = Pretended(tmp_path, fine), Pretended(tmp_path, fine, OTHER)
+    first.run()
+    found = second.run()
+    assert [call[:2] for call in second.calls] == [("new", 7), ("new", 8)]
+    (base, _) = found.rows()
+    assert (base.variant, base.seeds, found.runs[0].scores) == ("base", 2, {"code": 2.609375})
+    again = Pretended(tmp_path, fine, OTHER)
+    assert (again.run(), again.calls) == (found, [])
+
+
+def test_a_with_a_runs_twice_even_if_another_grid_has_it(tmp_path):
+    Pretended(tmp_path, fine).run()
+    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
+    runner = Pretended(tmp_path, fine, twice)
+    runner.run()
+    assert sorted(call[:2] for call in runner.calls) == [("one", 7), ("two", 7)]
+
+
+def test_two_variants_of_one_grid_never_share_a_run(tmp_path):
+    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
+    runner = Pretended(tmp_path, fine, twice)
+    runner.run()
+    assert len(runner.calls) == 2
+
+
+def test_an_unfinished_run_of_another_grid_and_one_with_the_same_digest_by_chance_are_not_used(tmp_path):
+    first = Pretended(tmp_path, lambda v, s, c: "error: it crashed" if s == 7 else fine(v, s, c))
+    first.run()
+    (chance,) = (tmp_path / "runs").glob("pre_8_*/run.yaml")
+    chance.write_text("another: text")
+    second = Pretended(tmp_path, fine, OTHER)
+    second.run()
+    assert [call[:2] for call in second.calls if call[0] == "base"] == [("base", 7), ("base", 8)]
+
+
+def test_a_run_that_starts_while_the_grid_is_stopped_is_stopped_too(tmp_path):
+    class Late:
+        stopped = 0
+
+        def start(self, words, place, lock, done):
+            runner._stop()  # another thread's Ctrl-C, at the worst moment
+            return self
+
+        def wait(self):
+            return -15
+
+        def stop(self):
+            self.stopped += 1
+
+    late = Late()
+    runner = GridRunner(GRID, tmp_path, launcher=late)
+    assert (runner._fit(tmp_path, None, None), late.stopped) == (-15, 1)
 
 
 def test_two_jobs_give_the_same(tmp_path):

@@ -1,12 +1,14 @@
 """The rules of a comparison, on planted numbers."""
 
+import json
 import math
 import random
 from statistics import fmean, stdev
 
 import pytest
 
-from lightning_norms.reports.comparison import STUDENT, Comparison, Run, Verdict, difference
+from lightning_norms.reports.comparison import Comparison, Run
+from lightning_norms.reports.differences import STUDENT, Result, Verdict, difference, verdict
 
 SEEDS = (1337, 1338, 1339)
 NOISE = (0.05, -0.05, 0.0)  # standard deviation 0.05
@@ -28,24 +30,69 @@ def planted(gap, noise=NOISE):
 
 def test_a_with_a_is_exactly_zero():
     (found,) = planted(0.0).differences()
-    assert (found.mean, found.low, found.high, found.verdict) == (0.0, 0.0, 0.0, Verdict.SAME)
+    assert (found.mean, found.low, found.high, found.result) == (0.0, 0.0, 0.0, Result.SAME)
+    assert verdicts(planted(0.0)) == {"pre": None, "post": Verdict.SAME}
+
+
+def verdicts(found):
+    return {row.variant: row.verdict for row in found.rows()}
 
 
 @pytest.mark.parametrize(
-    ("gap", "noise", "verdict"),
+    ("gap", "noise", "result", "word"),
     [
-        (0.2, NOISE, Verdict.WORSE),
-        (-0.2, NOISE, Verdict.BETTER),
-        (0.2, (0.05, -0.04, -0.01), Verdict.WORSE),
-        (0.02, NOISE, Verdict.UNDECIDED),  # every seed agrees to the last digit, and still: inside the seed spread
-        (-0.02, NOISE, Verdict.UNDECIDED),
-        (0.2, (-0.4, 0.4, 0.0), Verdict.UNDECIDED),
+        (0.2, NOISE, Result.WORSE, Verdict.REVERT),
+        (-0.2, NOISE, Result.BETTER, Verdict.KEEP),
+        (0.2, (0.05, -0.04, -0.01), Result.WORSE, Verdict.REVERT),
+        # Every seed agrees to the last digit, and still: inside the seed spread.
+        (0.02, NOISE, Result.UNDECIDED, Verdict.UNDECIDED),
+        (-0.02, NOISE, Result.UNDECIDED, Verdict.UNDECIDED),
+        (0.2, (-0.4, 0.4, 0.0), Result.UNDECIDED, Verdict.UNDECIDED),
     ],
 )
-def test_a_gap_inside_the_seed_spread_is_no_result(gap, noise, verdict):
+def test_a_gap_inside_the_seed_spread_is_no_result(gap, noise, result, word):
     (found,) = planted(gap, noise).differences()
     assert found.mean == pytest.approx(gap)
-    assert found.verdict is verdict
+    assert found.result is result
+    assert verdicts(planted(gap, noise))["post"] is word
+
+
+BETTER, WORSE, OPEN, SAME = Result.BETTER, Result.WORSE, Result.UNDECIDED, Result.SAME
+
+
+@pytest.mark.parametrize(
+    ("results", "word"),
+    [
+        ((BETTER, BETTER), Verdict.KEEP),
+        ((OPEN, BETTER), Verdict.KEEP),
+        ((BETTER, SAME), Verdict.KEEP),
+        ((WORSE, WORSE), Verdict.REVERT),
+        ((OPEN, WORSE), Verdict.REVERT),
+        ((BETTER, WORSE), Verdict.MIXED),
+        ((WORSE, OPEN, BETTER), Verdict.MIXED),
+        ((OPEN, OPEN), Verdict.UNDECIDED),
+        ((SAME, OPEN), Verdict.UNDECIDED),
+        ((SAME, SAME), Verdict.SAME),
+    ],
+)
+def test_several_validation_sets_have_one_verdict(results, word):
+    assert verdict(results) is verdict(results[::-1]) is word
+
+
+def test_better_here_and_worse_there_is_mixed():
+    runs = [Run("pre", seed, None, {"code": 2.5 + n, "prose": 3.0 + n}) for seed, n in zip(SEEDS, NOISE, strict=True)]
+    runs += [Run("post", seed, None, {"code": 2.2 + n, "prose": 3.3 + n}) for seed, n in zip(SEEDS, NOISE, strict=True)]
+    found = Comparison("planted", "pre", {"pre": "pre", "post": "post"}, tuple(runs))
+    assert [each.result for each in found.differences()] == [Result.BETTER, Result.WORSE]
+    assert verdicts(found)["post"] is Verdict.MIXED
+
+
+def test_a_variant_that_dies_with_some_seeds_is_not_to_be_kept():
+    """Those that survived are better beyond doubt; but a bad one is a bad one."""
+    values = {"pre": [2.5, 2.51, 2.52], "post": [2.0, 2.01, None], "hot": [3.0, 3.01, None]}
+    found = comparison(values)
+    assert [each.result for each in found.differences()] == [Result.BETTER, Result.WORSE]
+    assert verdicts(found) == {"pre": None, "post": Verdict.UNDECIDED, "hot": Verdict.REVERT}
 
 
 def test_the_interval_is_students():
@@ -69,13 +116,16 @@ def test_three_seeds_of_noise_are_called_a_result_in_at_most_one_grid_of_twenty(
     draw, called = random.Random(0), 0
     for _ in range(4000):
         ours, theirs = ([draw.gauss(2.5, 0.05) for _ in SEEDS] for _ in range(2))
-        called += difference("post", "code", ours, theirs).verdict is not Verdict.UNDECIDED
+        called += difference("post", "code", ours, theirs).result is not Result.UNDECIDED
     assert called / 4000 < 0.05
 
 
-def test_one_seed_has_no_interval_and_no_verdict():
-    (found,) = comparison({"pre": [2.5], "post": [3.5]}).differences()
-    assert (found.mean, found.low, found.high, found.verdict) == (1.0, None, None, Verdict.UNDECIDED)
+@pytest.mark.parametrize("gap", [1.0, -1.0, 0.0])
+def test_one_seed_has_no_interval_and_is_always_undecided(gap):
+    whole = comparison({"pre": [2.5], "post": [2.5 + gap]})
+    (found,) = whole.differences()
+    assert (found.mean, found.low, found.high, found.result) == (gap, None, None, Result.UNDECIDED)
+    assert verdicts(whole)["post"] is Verdict.UNDECIDED
 
 
 def test_a_failed_seed_costs_its_pair_only():
@@ -86,7 +136,7 @@ def test_a_failed_seed_costs_its_pair_only():
     assert rows["post"].scores["code"].mean == pytest.approx(2.75)
     post, keel = found.differences()
     assert (post.seeds, post.mean) == (2, pytest.approx(0.3))
-    assert (keel.seeds, keel.verdict) == (3, Verdict.SAME)
+    assert (keel.seeds, keel.result) == (3, Result.SAME)
     assert not found.complete
 
 
@@ -95,8 +145,12 @@ def test_without_the_baseline_there_is_no_difference_but_rows():
     assert found.differences() == ()
     assert [row.seeds for row in found.rows()] == [0, 2]
     assert found.rows()[0].failures == ("seeds 1337, 1338: it crashed",)
+    assert verdicts(found) == {"pre": None, "post": None}
 
 
 def test_json_there_and_back():
     found = planted(0.2)
     assert Comparison.from_json(found.to_json()) == found
+    written = json.loads(found.to_json())
+    assert [row["verdict"] for row in written["rows"]] == [None, "revert"]
+    assert [each["result"] for each in written["differences"]] == ["worse"]

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.comparison_maps import exponents, map_figures, map_tables, slope
 from lightning_norms.reports.comparison_page import comparison_page, results
-from lightning_norms.reports.comparison_tables import comparison_csv, comparison_text
+from lightning_norms.reports.comparison_tables import RULE, comparison_csv, comparison_text
 
 SEEDS = (1337, 1338, 1339)
 
@@ -51,7 +52,9 @@ def test_tables_fit_80_columns_and_nothing_is_cut():
     assert "…" not in text
     assert "2.500 ± 0.020" in text
     assert "3,740,160" in text
-    assert re.search(r"\+0\.300 +\+0\.300 to \+0\.300 +3 +worse", text)
+    assert re.search(r"code +\+0\.300 +\+0\.300 to \+0\.300 +3 +worse +revert", text)
+    assert re.search(r"prose +\+0\.300 +\+0\.300 to \+0\.300 +3 +worse *\n", text)  # the verdict stands once
+    assert text.count("revert") == 2
     assert "0 of 3" in text
     assert "[red]" in text
 
@@ -61,13 +64,15 @@ def test_csv_has_a_line_a_run_in_full_digits():
     assert len(rows) == 12
     assert float(rows[0]["code"]) == 2.5 - 0.02
     assert rows[-1]["failure"].startswith("error error")
+    assert [row["verdict"] for row in rows[:4]] == ["", "revert", "revert", ""]
 
 
 def test_the_page_is_whole_and_loads_nothing():
     page = comparison_page(planted())
     assert not re.search(r"://|<script|src=|url\(", page)
     assert "default-src 'none'" in page
-    assert "Worse than pre, normal, in bits/byte: post, Xavier + rescale by 0.300 on code and 0.300 on prose;" in page
+    said = "Revert (worse than pre, normal, in bits/byte): post, Xavier + rescale: +0.300 on code, +0.300 on prose; "
+    assert said in page
     for title in ("Scores, bits/byte", "Difference to pre, normal", "Learning curves", "Gradient by depth", "Missing"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("<svg") >= 6
@@ -76,7 +81,24 @@ def test_the_page_is_whole_and_loads_nothing():
 
 def test_one_seed_is_said_to_be_no_result():
     found = Comparison("one", "pre", {"pre": "pre", "post": "post"}, (run("pre", 1, 2.5), run("post", 1, 3.5)))
-    assert list(results(found)) == ["Undecided: 2 of 2 gaps, one seed is no result."]
+    assert list(results(found)) == ["Undecided: 1 of 1 variants, one seed is no result."]
+    for page in (comparison_page(found), printed(comparison_text(found))):
+        assert not re.search(r"\b(keep|revert|mixed|worse)\b", page.replace(RULE, ""))
+
+
+def test_a_mixed_variant_says_where():
+    runs = [run(name, seed, 2.5 + (seed - 1338) * 0.02) for seed in SEEDS for name in ("pre", "post")]
+    moved = {"code": -0.3, "prose": 0.2}
+    shifted = [
+        replace(each, scores={key: value + moved[key] for key, value in each.scores.items()})
+        if each.variant == "post"
+        else each
+        for each in runs
+    ]
+    found = Comparison("planted", "pre", {"pre": "pre", "post": "post"}, tuple(shifted))
+    said = "Mixed (better here and worse there than pre, in bits/byte): post: -0.300 on code, +0.200 on prose."
+    assert list(results(found)) == [said]
+    assert re.search(r"post +code .* better +mixed *\n *prose .* worse *\n", printed(comparison_text(found)))
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf])
