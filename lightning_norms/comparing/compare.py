@@ -17,6 +17,7 @@ from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.patching import as_yaml
 from lightning_norms.reports.comparison import Comparison, Run
 from lightning_norms.reports.comparison_maps import map_tables
+from lightning_norms.reports.comparison_markdown import comparison_markdown
 from lightning_norms.reports.comparison_page import comparison_page
 from lightning_norms.reports.comparison_tables import comparison_csv, comparison_text
 
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher_options", nargs="+", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the file's")
     parser.add_argument("--fast", action="store_true", help="three steps of a tiny model, one seed: does it work?")
-    formats = ("table", "json", "csv", "html")
+    formats = ("table", "json", "csv", "html", "md")
     parser.add_argument("--format", choices=formats, default="table", help="what is printed; all are written")
     return parser
 
@@ -102,7 +103,12 @@ def _base(plan: Grid, folder: Path) -> Path:
 
 
 def _texts(found: Comparison) -> dict[str, str]:
-    return {"json": found.to_json(), "csv": comparison_csv(found), "html": comparison_page(found)}
+    return {
+        "json": found.to_json(),
+        "csv": comparison_csv(found),
+        "html": comparison_page(found),
+        "md": comparison_markdown(found),
+    }
 
 
 def _write(found: Comparison, folder: Path) -> None:

@@ -6,7 +6,7 @@
                                   attempt_1/      logs and checkpoints; attempt_2 goes on from the last checkpoint
                                   attempt_1/record.json   there only if the fit came to its end
                                   output.txt      what it said; on a cluster, job/ has the rest
-    folder/comparison.json  .csv  .html           anew after every run
+    folder/comparison.json  .csv  .html  .md      anew after every run
 
 Nothing else is remembered, so a grid that was killed at any moment goes on when it is started again. A run that another
 grid has finished in the same folder under another name is not run again; two equal variants of one grid both run.

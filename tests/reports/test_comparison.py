@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 import pytest
 
 from lightning_norms.reports.comparison import Comparison, Run
+from lightning_norms.reports.comparison_markdown import comparison_markdown
 from lightning_norms.reports.differences import STUDENT, Result, Verdict, difference, verdict
 
 SEEDS = (1337, 1338, 1339)
@@ -154,3 +155,18 @@ def test_json_there_and_back():
     written = json.loads(found.to_json())
     assert [row["verdict"] for row in written["rows"]] == [None, "revert"]
     assert [each["result"] for each in written["differences"]] == ["worse"]
+
+
+def test_markdown_has_every_row_once_with_gap_and_verdict():
+    runs = [Run("pre", seed, None, {"code": value}) for seed, value in enumerate([2.5, 2.55, 2.45])]
+    runs += [Run("post|x", seed, None, {"code": value}) for seed, value in enumerate([2.7, 2.76, 2.65])]
+    runs += [Run("dead", seed, "it crashed") for seed in range(3)]
+    found = Comparison("grid", "pre", {"pre": "as it was", "post|x": "post|x", "dead": "no luck"}, tuple(runs))
+    head, rule, *rows = comparison_markdown(found).splitlines()
+    assert head == "| variant | seeds | code, bits/byte | gap on code | verdict |"
+    assert rule == "| --- | --- | --- | --- | --- |"
+    assert rows == [
+        "| pre: as it was | 3 | 2.500 ± 0.050 |  | baseline |",
+        "| post\\|x | 3 | 2.703 ± 0.055 | +0.203 (+0.189 to +0.218) | revert |",
+        "| dead: no luck | 0 of 3 | - |  | seeds 0, 1, 2: it crashed |",
+    ]
