@@ -10,10 +10,13 @@ import pytest
 
 from lightning_norms import recipes
 from lightning_norms.metrics import KEYS
+from lightning_norms.reports.comparison import Comparison
+from lightning_norms.reports.comparison_markdown import comparison_markdown
 from tests import families
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+KEPT = ROOT / "benchmarks" / "comparisons"
 
 
 def tables():
@@ -22,11 +25,16 @@ def tables():
         "recipes": _recipes(recipes.names()),
         "comparisons": _recipes(recipes.comparisons()),
         "families": families.table(),
+        **{f"comparison {path.stem}": _comparison(path) for path in sorted(KEPT.glob("*.json"))},
         "metrics": "\n".join(
             ["| key | unit | meaning |", "|---|---|---|"]
             + [f"| `{key.name}` | {key.unit} | {key.meaning} |" for key in KEYS]
         ),
     }
+
+
+def _comparison(path):
+    return comparison_markdown(Comparison.from_json(path.read_text())).strip()
 
 
 def _recipes(names):
@@ -42,6 +50,7 @@ def placed(text, marker, table):
 @pytest.mark.parametrize("marker", tables())
 def test_tables_are_generated(marker):
     text = README.read_text()
+    assert f"<!-- {marker} -->" in text
     assert placed(text, marker, tables()[marker]) == text, "run python -m tests.test_readme"
 
 

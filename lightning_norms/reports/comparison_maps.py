@@ -113,11 +113,12 @@ def map_tables(found: Comparison) -> Iterator[Table]:
         for name in (found.axes[0], "block", "fitted", "published"):
             made.add_column(name, justify="right" if name in ("fitted", "published") else "left")
         for each in fits:
-            made.add_row(*(Text(cell) for cell in _exponent_cells(each)))
+            made.add_row(*(Text(cell) for cell in exponent_cells(each)))
         yield made
 
 
-def _exponent_cells(each: Exponent) -> tuple[str, str, str, str]:
+def exponent_cells(each: Exponent) -> tuple[str, str, str, str]:
+    """One fit as a row: label, block, fitted, published."""
     return each.label, each.block, spread(each.fitted), "" if each.published is None else f"{each.published:g}"
 
 
@@ -190,4 +191,4 @@ def exponents_table(found: Comparison) -> Content:
         "logarithms for each seed, mean ± standard deviation over seeds. A published bound is for one matrix of the "
         "top block."
     )
-    return [table(head, [_exponent_cells(each) for each in fits], numbers=(2, 3)), element("p", words, class_="soft")]
+    return [table(head, [exponent_cells(each) for each in fits], numbers=(2, 3)), element("p", words, class_="soft")]

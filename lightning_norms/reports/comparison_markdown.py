@@ -1,13 +1,16 @@
-"""A comparison as one Markdown table, to be cited: scores, gaps to the baseline and the verdict."""
+"""A comparison as one Markdown table, to be cited: scores, gaps to the baseline and the verdict; or exponents."""
 
 from __future__ import annotations
 
 from lightning_norms.reports.comparison import Comparison, Row
+from lightning_norms.reports.comparison_maps import exponent_cells, exponents
 from lightning_norms.reports.comparison_tables import gap, interval, spread
 
 
 def comparison_markdown(found: Comparison) -> str:
     """A row a variant: mean ± standard deviation over seeds, paired gap with its 95 % interval.
+
+    For a grid that publishes exponents against its second axis: a row a curve, fitted beside published.
 
     Example:
         >>> from lightning_norms.reports.comparison import Run
@@ -18,10 +21,16 @@ def comparison_markdown(found: Comparison) -> str:
         | pre: as it was | 1 | 2.500 |  | baseline |
         | post: moved | 1 | 2.750 | +0.250 (one seed) | undecided |
     """
+    if fits := exponents(found):
+        head = [found.axes[0], "block", f"fitted exponent of {found.axes[1]}", "published"]
+        return _table(head, [list(exponent_cells(each)) for each in fits])
     scores = found.scores
     head = ["variant", "seeds", *(f"{score}, {found.unit}" for score in scores)]
     head += [*(f"gap on {score}" for score in scores), "verdict"]
-    rows = (_cells(found, row) for row in found.rows())
+    return _table(head, [_cells(found, row) for row in found.rows()])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(_line(cells) for cells in (head, ["---"] * len(head), *rows))
 
 
