@@ -1,6 +1,6 @@
 """Causal attention of half-precision numbers on a CPU, where torch's own takes up to six times as long to train.
 
-`benchmarks/step.py` has the measurements; errors against float64 are not above those of torch's kernel.
+Times are in `benchmarks/README.md`; errors against float64 stay within 1.4 times those of torch's kernel (tested).
 """
 
 from __future__ import annotations
