@@ -25,19 +25,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paired
-import torch
-import torch.nn.functional as F
+import peers
+from peers import Shape
+from step import SHAPES, Candidate
 from torch import Tensor
 
-from lightning_norms import BytePairs, Bytes, Decoder, DecoderConfig, TextDataModule
+from lightning_norms import BytePairs, Bytes, TextDataModule
 from lightning_norms.data.corpus import embedded
 
-SHAPES = {
-    "6 x 384": {"n_layers": 6, "d_model": 384, "n_heads": 6, "context_length": 256, "vocab_size": 512},
-    "12 x 128": {"n_layers": 12, "d_model": 128, "n_heads": 4, "context_length": 256, "vocab_size": 512},
-    "48 x 64 (post48)": {"n_layers": 48, "d_model": 64, "n_heads": 4, "context_length": 64, "vocab_size": 512},
-}
-BATCH = 8
 KINDS = {"Bytes": Bytes(), "BytePairs": BytePairs(512)}
 SENTENCE = {
     "Python alone": "",
@@ -63,20 +58,6 @@ again.prepare_data(); say("from the cache")
 """What is watched: each line of its output closes a phase, and it waits until memory has been read."""
 
 
-def step(shape: dict[str, int]) -> Callable[[dict[str, Tensor]], None]:
-    """A training step of the decoder."""
-    torch.manual_seed(0)
-    decoder = Decoder(DecoderConfig(**shape))
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-4, fused=True)
-
-    def train(batch: dict[str, Tensor]) -> None:
-        F.cross_entropy(decoder(batch["inputs"]).flatten(0, 1), batch["targets"].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return train
-
-
 def endless(data: TextDataModule) -> Iterator[dict[str, Tensor]]:
     """Batches, pass after pass."""
     return itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
@@ -90,19 +71,19 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - begun) / times
 
 
-def candidates(shape: dict[str, int], folder: str) -> dict[str, Callable[[], float]]:
+def candidates(shape: Shape, folder: str) -> dict[str, Callable[[], float]]:
     """Tokens/s of each kind's loader, and of the step."""
-    tokens, train, measured = BATCH * shape["context_length"], step(shape), dict[str, Callable[[], float]]()
+    measured = dict[str, Callable[[], float]]()
     for kind, recipe in KINDS.items():
         # Everything but these three is the module's default.
-        data = TextDataModule(context_length=shape["context_length"], tokens=recipe, cache_dir=folder)
+        data = TextDataModule(context_length=shape.context, tokens=recipe, cache_dir=folder)
         data.prepare_data()
         data.setup()
         batches = endless(data)
-        measured[kind] = lambda batches=batches: tokens / seconds(lambda: next(batches), 200)
-    batch = next(batches)
-    seconds(lambda: train(batch), 2)
-    measured["step"] = lambda: tokens / seconds(lambda: train(batch), 4)
+        measured[kind] = lambda batches=batches: shape.tokens / seconds(lambda: next(batches), 200)
+    step = Candidate(peers.ours(shape), shape, "32")
+    step.seconds(2)
+    measured["step"] = lambda: shape.tokens / step.seconds(4)
     return measured
 
 

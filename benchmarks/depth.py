@@ -87,10 +87,11 @@ def main() -> None:
             memory, straight = slope(chosen.depths, [each["peak"] for each in found])
             held, _ = slope(chosen.depths, [each["held"] for each in found])
             seconds, line = slope(chosen.depths, [each["seconds"] for each in found])
-            added.append([*setting, f"{1e3 * seconds:.2f}", f"{line:.4f}", f"{memory:.3f}", f"{straight:.4f}", held])
+            time_words = [f"{1e3 * seconds:.2f}", f"{line:.4f}"]
+            added.append([*setting, *time_words, f"{memory:.3f}", f"{straight:.4f}", f"{held:.3f}"])
     print(paired.table(["batch", "checkpointing", "blocks", "peak memory, MiB", "a step, s"], rows), end="\n\n")
     header = ["batch", "checkpointing", "a block adds, ms", "R²", "a block adds, MiB", "R²", "of it weights and AdamW"]
-    print(paired.table(header, [[*row[:-1], f"{float(row[-1]):.3f}"] for row in added]))
+    print(paired.table(header, added))
     print(f"\n{paired.machine()}")
 
 

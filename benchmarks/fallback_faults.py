@@ -20,15 +20,14 @@ import logging
 import math
 import runpy
 import statistics
-import tempfile
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import quiet
 import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import SpikeDetection
 from torch.utils.data import DataLoader
 
@@ -128,18 +127,7 @@ def run(fault: str, protection: str, seed: int) -> Outcome:
     steps = 250 if fault == STALL else 160
     callbacks, module = PROTECTIONS[protection](), Faulty(fault)
     data = DataLoader(EXAMPLE["sequences"](count=8 * steps), batch_size=8)
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(
-            callbacks=callbacks,
-            max_steps=steps,
-            accelerator="cpu",
-            devices=1,
-            logger=False,
-            default_root_dir=folder,
-            **quiet,
-        )
+    with quiet.trainer(callbacks=callbacks, max_steps=steps) as trainer:
         stopped_at = None
         try:
             trainer.fit(module, data)

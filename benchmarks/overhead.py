@@ -17,15 +17,14 @@ import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from importlib import resources
 from multiprocessing.connection import Connection
 from typing import Any
 
 import paired
+import quiet
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import SpikeDetection
@@ -85,19 +84,8 @@ def recipe(model: str) -> tuple[LightningModule, LightningDataModule]:
 
 def fit(module: LightningModule, data: LightningDataModule, callbacks: list[Callback], steps: int) -> Trainer:
     """Some steps with a logger, in silence."""
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(
-            callbacks=callbacks,
-            max_steps=steps,
-            accelerator="cpu",
-            devices=1,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=TensorBoardLogger(folder),
-            **quiet,
-        )
+    options = {"callbacks": callbacks, "max_steps": steps, "limit_val_batches": 0, "num_sanity_val_steps": 0}
+    with quiet.trainer(logger=TensorBoardLogger, **options) as trainer:
         trainer.fit(module, data)
     return trainer
 
@@ -118,10 +106,9 @@ class Turns(Callback):
 
 
 def work(kind: str, model: str, steps: int, threads: int, connection: Connection) -> None:
-    """A fit that takes turns; the last message is None."""
-    quiet(threads)
+    """A fit that takes turns."""
+    hush(threads)
     fit(*recipe(model), [Turns(connection), *KINDS[kind]()], steps + 1)
-    connection.send(None)
 
 
 def turns(model: str, steps: int, threads: int) -> dict[str, list[float]]:
@@ -147,15 +134,15 @@ def overhead(model: str, steps: int, threads: int) -> list[list[object]]:
     """One row for each kind."""
     seconds = turns(model, steps, threads)
     bare = seconds[BARE]
+    # Without the slowest of twenty: something else was going on in those.
+    means = {kind: statistics.fmean(sorted(values)[: -len(values) // 20 or None]) for kind, values in seconds.items()}
     rows: list[list[object]] = []
     for kind, values in seconds.items():
         ratios = paired.ratios(values, bare)
-        middle = statistics.median(ratios)
         error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
-        total = statistics.fmean(sorted(values)[: -len(values) // 20 or None])
-        rows.append([model, kind, f"{1e3 * statistics.median(values):.1f}", f"{middle:.3f} ± {error:.3f}", total])
-    base = float(str(rows[0][4]))
-    return [[*row[:4], f"{float(str(row[4])) / base:.3f}"] for row in rows]
+        step, ratio = f"{1e3 * statistics.median(values):.1f}", f"{statistics.median(ratios):.3f} ± {error:.3f}"
+        rows.append([model, kind, step, ratio, f"{means[kind] / means[BARE]:.3f}"])
+    return rows
 
 
 def snapshots(module: LightningModule, data: LightningDataModule) -> None:
@@ -213,7 +200,7 @@ def counts(model: str, kind: str, steps: int) -> tuple[int, int, int]:
 
 
 def reads(model: str, steps: int = 7) -> list[list[object]]:
-    """A step's, between logging steps (0 and 10): a longer fit less a shorter one, over the difference in steps."""
+    """A step's, of steps that log nothing: those of a longer fit less those of a shorter one, over the difference."""
     rows: list[list[object]] = []
     for kind in KINDS:
         few, many = counts(model, kind, 2), counts(model, kind, 2 + steps)
@@ -221,7 +208,7 @@ def reads(model: str, steps: int = 7) -> list[list[object]]:
     return rows
 
 
-def quiet(threads: int) -> None:
+def hush(threads: int) -> None:
     """No messages, so many threads."""
     sys.argv = sys.argv[:1]
     torch.set_num_threads(threads)
@@ -241,7 +228,7 @@ def main() -> None:
     found = [row for model in chosen.models for row in overhead(model, chosen.steps, chosen.threads)]
     header = ["model", "callbacks", "step, ms", "to bare Lightning, step by step", "mean of all steps"]
     print(paired.table(header, found), end="\n\n")
-    quiet(chosen.threads)
+    hush(chosen.threads)
     snapshots(*recipe("post48"))
     header = ["callbacks", "reads from Python a step", "of these single numbers", "operators a step"]
     print(paired.table(header, reads(chosen.models[0])))

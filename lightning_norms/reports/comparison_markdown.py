@@ -27,25 +27,21 @@ def comparison_markdown(found: Comparison) -> str:
     scores = found.scores
     head = ["variant", "seeds", *(f"{score}, {found.unit}" for score in scores)]
     head += [*(f"gap on {score}" for score in scores), "verdict"]
-    return _table(head, [_cells(found, row) for row in found.rows()])
+    gaps = {(each.variant, each.score): f"{gap(each.mean)} ({interval(each)})" for each in found.differences()}
+    return _table(head, [_cells(found, row, gaps) for row in found.rows()])
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(_line(cells) for cells in (head, ["---"] * len(head), *rows))
 
 
-def _cells(found: Comparison, row: Row) -> list[str]:
-    gaps = {
-        each.score: f"{gap(each.mean)} ({interval(each)})"
-        for each in found.differences()
-        if each.variant == row.variant
-    }
+def _cells(found: Comparison, row: Row, gaps: dict[tuple[str, str], str]) -> list[str]:
     verdict = row.verdict.value if row.verdict is not None else "; ".join(row.failures)
     return [
         row.variant if row.title == row.variant else f"{row.variant}: {row.title}",
         f"{row.seeds} of {row.seeds + row.failed}" if row.failed else str(row.seeds),
         *(spread(row.scores.get(score)) for score in found.scores),
-        *(gaps.get(score, "") for score in found.scores),
+        *(gaps.get((row.variant, score), "") for score in found.scores),
         "baseline" if row.variant == found.baseline and not row.failures else verdict,
     ]
 

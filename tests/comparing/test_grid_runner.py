@@ -163,13 +163,6 @@ def test_a_with_a_runs_twice_even_if_another_grid_has_it(tmp_path):
     assert sorted(call[:2] for call in runner.calls) == [("one", 7), ("two", 7)]
 
 
-def test_two_variants_of_one_grid_never_share_a_run(tmp_path):
-    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
-    runner = Pretended(tmp_path, fine, twice)
-    runner.run()
-    assert len(runner.calls) == 2
-
-
 def test_an_unfinished_run_of_another_grid_and_one_with_the_same_digest_by_chance_are_not_used(tmp_path):
     first = Pretended(tmp_path, lambda v, s, c: "error: it crashed" if s == 7 else fine(v, s, c))
     first.run()
