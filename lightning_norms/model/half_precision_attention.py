@@ -1,4 +1,4 @@
-"""Causal attention of half-precision numbers on a CPU, where torch's own takes up to six times as long to train.
+"""Causal attention of half-precision numbers on a CPU, where torch's own takes up to five times as long to train.
 
 Times are in `benchmarks/README.md`; errors against float64 stay within 1.4 times those of torch's kernel (tested).
 """
