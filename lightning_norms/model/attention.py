@@ -118,6 +118,7 @@ class CausalSelfAttention(nn.Module):
         self.query_norm, self.key_norm, self.value_norm = inner.query, inner.key, inner.value
         self.turned_query_norm, self.turned_key_norm = inner.turned_query, inner.turned_key
         self.writer_norm = inner.writer
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.dropout, self.value_residual, self.is_first = dropout, value_residual, site.layer == 1
 
     @property
@@ -130,13 +131,19 @@ class CausalSelfAttention(nn.Module):
         batch, time, _ = x.shape
         rotate = passage.rotate
         split = (batch, time, -1, self.head_width)
-        query = self.turned_query_norm(rotate(self.query_norm(self.query(x).view(split)))).transpose(1, 2)
-        key = self.turned_key_norm(rotate(self.key_norm(self.key(x).view(split)))).transpose(1, 2)
-        value = self._mix_values(self.value_norm(self.value(x).view(split)), passage).transpose(1, 2)
+        query, key, value = self.project(x)
+        query = self.turned_query_norm(rotate(self.query_norm(query.view(split)))).transpose(1, 2)
+        key = self.turned_key_norm(rotate(self.key_norm(key.view(split)))).transpose(1, 2)
+        value = self._mix_values(self.value_norm(value.view(split)), passage).transpose(1, 2)
         if memory is not None:
             key, value = memory.extend(key, value)
         mixed = self._attend(query, key, value).transpose(1, 2).reshape(batch, time, -1)
-        return F.dropout(self.writer(self.writer_norm(mixed)), self.dropout, self.training)
+        y: Tensor = self.drop(self.writer(self.writer_norm(mixed)))
+        return y
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each ``[batch, time, all heads side by side]``."""
+        return self.query(x), self.key(x), self.value(x)
 
     def _mix_values(self, value: Tensor, passage: Passage) -> Tensor:
         if not self.value_residual:

@@ -188,7 +188,7 @@ class Decoder(nn.Module):
 
         Args:
             tokens: ``[batch, time]``; with ``memories``, only the new ones.
-            memories: keys and values of earlier tokens, one a block (:class:`~lightning_norms.model.generation.Cache`).
+            memories: keys and values of earlier tokens, one a block: ``KeyValueMemory``.
             start: number of earlier tokens.
         """
         length = tokens.shape[1]

@@ -78,7 +78,8 @@ class TwoLayerFeedForward(nn.Module):
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
         self.hidden_norm, self.writer_norm = inner.hidden, inner.writer
-        self.dropout, self.activation = dropout, activation
+        self.activation = activation
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
@@ -88,7 +89,8 @@ class TwoLayerFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
         hidden = self.activation(self.hidden_norm(self.up(x)))
-        return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)
+        y: Tensor = self.drop(self.writer(self.writer_norm(hidden)))
+        return y
 
 
 class SwiGLUFeedForward(nn.Module):
@@ -100,7 +102,7 @@ class SwiGLUFeedForward(nn.Module):
         self.up = nn.Linear(site.width, site.inner_width, bias=bias)
         self.writer = nn.Linear(site.inner_width, site.width, bias=bias)
         self.gate_norm, self.hidden_norm, self.writer_norm = inner.gate, inner.hidden, inner.writer
-        self.dropout = dropout
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
@@ -110,4 +112,5 @@ class SwiGLUFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., width]`` to ``[..., width]``."""
         hidden = F.silu(self.gate_norm(self.gate(x))) * self.hidden_norm(self.up(x))
-        return F.dropout(self.writer(self.writer_norm(hidden)), self.dropout, self.training)
+        y: Tensor = self.drop(self.writer(self.writer_norm(hidden)))
+        return y

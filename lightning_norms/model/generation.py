@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_norms.model.decoder import Decoder
+from lightning_norms.model.token_by_token import laid_out
+
+WORTH_LAYING_OUT = 8
+"""New tokens from which the time to lay the decoder out comes back."""
 
 
 class KeyValueMemory:
@@ -28,11 +32,12 @@ class KeyValueMemory:
             batch, heads, _, width = key.shape
             shape = (batch, heads, self.context_length, width)
             self.buffers = (key.new_empty(shape), value.new_empty(shape))
-        end = self.length + key.shape[2]
-        for buffer, new in zip(self.buffers, (key, value), strict=True):
-            buffer[:, :, self.length : end] = new
-        self.length = end
-        return self.buffers[0][:, :, :end], self.buffers[1][:, :, :end]
+        keys, values = self.buffers
+        start, new = self.length, key.shape[2]
+        keys.narrow(2, start, new).copy_(key)
+        values.narrow(2, start, new).copy_(value)
+        self.length = end = start + new
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,11 @@ def generate(
         )
     choose = sampling or Sampling()
     memories = [KeyValueMemory(context_length) for _ in decoder.blocks]
+    steps = min(max_new_tokens, context_length - prompt.shape[1])
+    speaker = laid_out(decoder) if steps >= WORTH_LAYING_OUT else decoder
     tokens, new, start = prompt, prompt, 0
-    for _ in range(min(max_new_tokens, context_length - prompt.shape[1])):
-        logits = decoder(new, memories, start)[:, -1]
+    for _ in range(steps):
+        logits = speaker(new, memories, start)[:, -1]
         start += new.shape[1]
         new = choose.draw(logits, generator)[:, None]
         tokens = torch.cat((tokens, new), dim=1)

@@ -21,8 +21,8 @@ SHORT = 128
 
 def wants(query: Tensor, key: Tensor, dropout: float) -> bool:
     """Whether :func:`attend` computes these: training on a CPU in bfloat16 or float16, all tokens, no dropout."""
-    plain = type(query) is Tensor and query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
-    return plain and torch.is_grad_enabled() and query.shape == key.shape and not dropout
+    half = torch.is_grad_enabled() and query.dtype in (torch.bfloat16, torch.float16)
+    return half and type(query) is Tensor and query.device.type == "cpu" and query.shape == key.shape and not dropout
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class Residual(nn.Module):
         if self.scale != 1.0:
             y = self.scale * y
         # One kernel for the sum and for the constant on the stream.
-        y = self.skip(x) + y if isinstance(self.skip, nn.Module) else torch.add(y, x, alpha=self.skip)
+        y = torch.add(y, x, alpha=self.skip) if isinstance(self.skip, (int, float)) else self.skip(x) + y
         result: Tensor = self.closing(y)
         return result
 
