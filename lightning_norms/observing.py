@@ -5,6 +5,7 @@ One small collective and one copy to the host a step: to skip is decided on the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,8 @@ class StepObserver:
         self._depth = DepthMap.of(module)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
-        self._known: tuple[tuple[int, bool], ...] = ()
+        self._known: tuple[list[int], list[bool]] = ([], [])
+        self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
         self.has_changed = False
 
     @property
@@ -71,10 +73,9 @@ class StepObserver:
             gradients = gradients / scale.to(gradients)
         # One tensor, one copy: [sum of finite losses, their number, the number of others, total, norms by group]
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
-        by_name = dict(zip(norms.groups, by_group, strict=True))
-        stacks = (tuple(by_name[g] for i, _ in s.blocks if (g := s.group(i)) in by_name) for s in self._depth.stacks)
-        bad += sum(1 for norm in by_group if norm != norm or norm in (float("inf"), float("-inf")))
-        return Observation(sum_ / count if count else None, total, int(bad), tuple(stacks))
+        stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
+        bad += sum(not math.isfinite(norm) for norm in by_group)
+        return Observation(sum_ / count if count else None, total, int(bad), stacks)
 
     def _loss_sums(self, device: torch.device) -> Tensor:
         losses, self._losses = self._losses, []
@@ -88,14 +89,18 @@ class StepObserver:
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group; looked up again when something was frozen or unfrozen."""
         # Not by walking the module: on a thousand of its parts that alone is one per cent of a small step.
-        known = tuple((id(p), p.requires_grad) for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        known = [id(p) for p in parameters], [p.requires_grad for p in parameters]
         self.has_changed = self._norms is not None and known != self._known
-        if self._norms is None or known != self._known:
-            owned = {each for each, trainable in known if trainable}
+        if self._norms is None or self.has_changed:
+            owned = {each for each, trainable in zip(*known, strict=True) if trainable}
             named = [(name, p) for name, p in self.module.named_parameters() if id(p) in owned]
             groups = [self._depth.group_of(name) for name, _ in named]
             self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
             self._known = known
+            place = {group: index for index, group in enumerate(self._norms.groups)}
+            blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
+            self._places = tuple([place[group] for group in groups if group in place] for groups in blocks)
         return self._norms
 
 
