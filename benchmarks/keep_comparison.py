@@ -3,12 +3,14 @@
 python -m lightning_norms compare --config xiong.yaml --folder compare
 python benchmarks/keep_comparison.py compare/comparison.json
 python -m tests.test_readme
+
+A grid whose runs were made in several sittings: --fill keeps what is kept already, and fills in what was missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -18,10 +20,24 @@ from lightning_norms.reports.json_form import as_plain
 KEPT = Path(__file__).parent / "comparisons"
 
 
+def filled(kept: Comparison, found: Comparison) -> Comparison:
+    """The runs of ``kept``, and those of ``found`` in place of runs that are missing there."""
+    new = {(run.variant, run.seed): run for run in found.runs if run.finished}
+    runs = (run if run.finished else new.get((run.variant, run.seed), run) for run in kept.runs)
+    return replace(kept, runs=tuple(runs))
+
+
 def main() -> None:
     """One file each."""
-    for path in sys.argv[1:]:
-        found = Comparison.from_json(Path(path).read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="comparison.json")
+    parser.add_argument("--fill", action="store_true", help="only what is missing in the kept file of that name")
+    chosen = parser.parse_args()
+    for path in chosen.paths:
+        found = Comparison.from_json(path.read_text(encoding="utf-8"))
+        if chosen.fill:
+            kept = KEPT / f"{found.name}.json"
+            found = filled(Comparison.from_json(kept.read_text(encoding="utf-8")), found)
         short = replace(found, runs=tuple(replace(run, losses=(), curve=(), gradient_last=None) for run in found.runs))
         plain = as_plain(short)
         KEPT.mkdir(exist_ok=True)

@@ -71,6 +71,16 @@ def test_a_product_is_linear_whatever_the_shape(out, width, bias, dtype):
         torch.testing.assert_close(times(x), expected, atol=1e-6 * width, rtol=1e-5)
 
 
+def test_gelu_of_one_row_says_the_same():
+    """And is left alone where there is more than a row."""
+    x = torch.randn(1, 1, 512, generator=torch.Generator().manual_seed(0))
+    decoder = laid_out(Decoder(DecoderConfig(vocab_size=9)).eval())
+    gelu = vars(decoder.blocks[0].__self__.feed_forward.__self__)["activation"]
+    assert gelu(x).shape == x.shape
+    torch.testing.assert_close(gelu(x), F.gelu(x), atol=1e-6, rtol=1e-6)
+    assert torch.equal(gelu(x.expand(1, 3, 512)), F.gelu(x.expand(1, 3, 512)))
+
+
 def test_rows_are_in_bands_where_there_are_cores(threads):
     """Three threads share 512 rows as two: bands are even. A small matrix has none."""
     times, small = product(torch.zeros(512, 128), None), product(torch.zeros(64, 64), None)
