@@ -116,7 +116,7 @@ def _called(child: nn.Module) -> Function:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """The same numbers; twice a row is no contiguous tensor, and torch's kernel for those starts sooner than oneDNN's."""
+    """A row twice is no contiguous tensor, and torch's kernel for those starts sooner than oneDNN's."""
     if x.numel() != x.shape[-1] or x.device.type != "cpu":
         return F.gelu(x)
     return F.gelu(x.expand(2, *x.shape))[0]
