@@ -16,6 +16,8 @@ COLOURS = 8
 """Line colours of the page, ``s1`` to ``s8``; beyond, they begin again, dashed."""
 BAR = 22
 """Height of a row of the bars, in pixels."""
+LONGEST = 26
+"""Letters of a name beside the bars; a longer one loses its middle."""
 
 
 def score_figures(found: Comparison) -> Iterator[Element]:
@@ -30,7 +32,8 @@ def _dots(found: Comparison, score: str) -> Element:
     every = [value for each in values.values() for value in each]
     pad = 0.08 * (max(every) - min(every)) or 0.05
     names = [name for name in found.titles if values[name]]
-    frame = Frame(height=len(names) * BAR + 44, left=128)
+    letters = max(len(_shortened(name)) for name in names)
+    frame = Frame(height=len(names) * BAR + 44, left=max(60, round(6.3 * letters) + 8))
     x = frame.x(min(every) - pad, max(every) + pad)
     base = fmean(values[found.baseline]) if values[found.baseline] else None
     bottom = frame.height - frame.bottom
@@ -46,10 +49,15 @@ def _dots(found: Comparison, score: str) -> Element:
 
 def _bar(values: list[float], name: str, index: int, y: float, x: Scale) -> Iterator[Element]:
     mean, low, high = fmean(values), min(values), max(values)
-    yield text(x.start - 8, y + 4, name if len(name) <= 19 else name[:18] + "…", "end")
+    yield text(x.start - 8, y + 4, _shortened(name), "end")
     yield element("line", x1=x(low), x2=x(high), y1=y, y2=y, class_=_line(index))
     yield from (element("circle", cx=x(value), cy=y, r=2.5, class_=f"{_line(index)} again") for value in values)
     yield element("line", x1=x(mean), x2=x(mean), y1=y - 7, y2=y + 7, class_=f"{_line(index)} thick")
+
+
+def _shortened(name: str) -> str:
+    # Names often differ in their ends: "warmup 30, lr 0.0003".
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 11]}…{name[-10:]}"
 
 
 def _scale_below(frame: Frame, x: Scale, title: str) -> Iterator[Element]:

@@ -101,17 +101,18 @@ def _gaps(found: Comparison, variant: str) -> str:
 
 
 def _scores(found: Comparison) -> Content:
+    said = any(row.title != row.variant for row in found.rows())  # not of the pairs of a map
     rows = [
         [
             row.variant + (" (baseline)" if row.variant == found.baseline else ""),
-            row.title if row.title != row.variant else "",
+            *([row.title if row.title != row.variant else ""] if said else []),
             *(spread(row.scores.get(score)) for score in found.scores),
             f"{row.seeds} of {row.seeds + row.failed}",
         ]
         for row in found.rows()
     ]
-    head = ["variant", "what it is", *found.scores, "seeds"]
-    return table(head, rows, numbers=range(2, len(head)), texts=(1,))
+    head = ["variant", *(["what it is"] if said else []), *found.scores, "seeds"]
+    return table(head, rows, numbers=range(1 + said, len(head)), texts=(1,) if said else ())
 
 
 def _differences(found: Comparison) -> Content:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from lightning_norms.reports.comparison import Comparison, Run
+from lightning_norms.reports.comparison_figures import score_figures
 from lightning_norms.reports.comparison_maps import exponents, map_figures, map_tables, slope
 from lightning_norms.reports.comparison_page import comparison_page, results
 from lightning_norms.reports.comparison_tables import RULE, comparison_csv, comparison_text
@@ -158,3 +159,16 @@ def test_a_map_has_a_cell_a_pair():
     assert len(drawn) == 2
     assert drawn[0].count("<rect") == 8
     assert list(map_figures(planted())) == []
+
+
+def test_beside_the_bars_names_that_differ_in_their_ends_stay_apart():
+    names = (
+        "warmup 100, lr 0.0003",
+        "warmup 100, lr 0.001",
+        "a name of many words, ending in 1",
+        "a name of many words, ending in 2",
+    )
+    found = Comparison("long", names[0], dict(zip(names, names, strict=True)), tuple(run(n, 1, 2.5) for n in names))
+    labels = [each.text for each in next(iter(score_figures(found))).iter("text")]
+    assert [*names[:2], "a name of many …nding in 1", "a name of many …nding in 2"] == labels[-4:]
+    assert "what it is" not in comparison_page(found)  # no title says more than the name
