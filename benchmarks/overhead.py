@@ -1,17 +1,20 @@
 """What our callbacks cost a training step, against bare Lightning and against Lightning's own means.
 
-    python benchmarks/overhead.py                    about 5 minutes on 2 cores; prints three Markdown tables
+    python benchmarks/overhead.py                    about 10 minutes on 2 cores; prints four Markdown tables
     python benchmarks/overhead.py --steps 300        steadier
 
-Each candidate is an ordinary fit in a process of its own, and they take turns step by step: one step of the first, one
-of the second, ... So a slow second hits all alike, and one per cent can be seen. A step is timed from the start of its
-batch to the start of the next: all hooks, logging and the loading of the batch are in it. Data are the recipe's; the
-learning rate is 1e-7, so that nothing goes wrong while time is taken.
+First table: each candidate is an ordinary fit in a process of its own, and they take turns step by step: one step of
+the first, one of the second, ... So a slow second hits all alike; but two processes of the same kind may differ by
+most of a per cent, whatever the number of steps. Second table: one process for each kind, whose callbacks act in every
+second step only; their intervals count the steps in which they act. A step is timed from the start of its batch to the
+start of the next: all hooks, logging and the loading of the batch are in it. Data are the recipe's; the learning rate
+is 1e-7, so that nothing goes wrong while time is taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import multiprocessing
 import os
@@ -111,28 +114,28 @@ def work(kind: str, model: str, steps: int, threads: int, connection: Connection
     fit(*recipe(model), [Turns(connection), *KINDS[kind]()], steps + 1)
 
 
-def turns(model: str, steps: int, threads: int) -> dict[str, list[float]]:
+def turns(model: str, kinds: list[str], steps: int, threads: int) -> dict[str, list[float]]:
     """Seconds of every step of every kind."""
     context = multiprocessing.get_context("spawn")
     ends, processes = {}, []
-    for kind in KINDS:
+    for kind in kinds:
         ends[kind], theirs = context.Pipe()
         processes.append(context.Process(target=work, args=(kind, model, steps, threads, theirs)))
         processes[-1].start()
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(steps):
-        for kind in list(KINDS) if number % 2 == 0 else list(reversed(KINDS)):
+        for kind in kinds if number % 2 == 0 else reversed(kinds):
             ends[kind].send("go")
             seconds[kind].append(ends[kind].recv())
-    for kind, process in zip(KINDS, processes, strict=True):
+    for kind, process in zip(kinds, processes, strict=True):
         ends[kind].send("go")
         process.join()
     return {kind: values[SKIPPED:] for kind, values in seconds.items()}
 
 
-def overhead(model: str, steps: int, threads: int) -> list[list[object]]:
+def overhead(model: str, kinds: list[str], steps: int, threads: int) -> list[list[object]]:
     """One row for each kind."""
-    seconds = turns(model, steps, threads)
+    seconds = turns(model, kinds, steps, threads)
     bare = seconds[BARE]
     # Without the slowest of twenty: something else was going on in those.
     means = {kind: statistics.fmean(sorted(values)[: -len(values) // 20 or None]) for kind, values in seconds.items()}
@@ -142,6 +145,55 @@ def overhead(model: str, steps: int, threads: int) -> list[list[object]]:
         error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
         step, ratio = f"{1e3 * statistics.median(values):.1f}", f"{statistics.median(ratios):.3f} ± {error:.3f}"
         rows.append([model, kind, step, ratio, f"{means[kind] / means[BARE]:.3f}"])
+    return rows
+
+
+class Switch(Callback):
+    """Lets some callbacks act in every second step only, and times both kinds of steps. Stands first."""
+
+    EVERY_STEP = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self.on, self.begun = False, 0.0
+        for callback in callbacks:
+            for name in self.EVERY_STEP:
+                setattr(callback, name, functools.partial(self._if_on, getattr(callback, name)))
+
+    def _if_on(self, hook: Callable[..., None], *arguments: Any) -> None:
+        if self.on:
+            hook(*arguments)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """The end of a step and the start of the next."""
+        self.seconds[self.on].append(time.perf_counter() - self.begun)
+        self.on = not self.on
+        self.begun = time.perf_counter()
+
+
+def work_switched(kind: str, model: str, steps: int, threads: int, connection: Connection) -> None:
+    """A fit in which the callbacks act in every second step."""
+    hush(threads)
+    callbacks = KINDS[kind]()
+    switch = Switch(callbacks)
+    fit(*recipe(model), [switch, *callbacks], 2 * steps)
+    connection.send(switch.seconds)
+
+
+def switched(model: str, kinds: list[str], steps: int, threads: int) -> list[list[object]]:
+    """One row for each kind: what a step with its callbacks takes beside those without them, of one process."""
+    context, rows = multiprocessing.get_context("spawn"), []
+    for kind in kinds:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work_switched, args=(kind, model, steps, threads, theirs))
+        process.start()
+        seconds = {on: values[SKIPPED:] for on, values in ours.recv().items()}
+        process.join()
+        ratios = paired.ratios(seconds[True], seconds[False])
+        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        on, off = (statistics.fmean(sorted(seconds[each])[: -len(seconds[each]) // 20]) for each in (True, False))
+        step = f"{1e3 * statistics.median(seconds[False]):.1f}"
+        rows.append([model, kind, step, f"{statistics.median(ratios):.3f} ± {error:.3f}", f"{on / off:.3f}"])
     return rows
 
 
@@ -222,12 +274,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150, help="of each candidate; every 50th is a logging step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="beside bare Lightning")
+    parser.add_argument("--only_times", action="store_true", help="the first table only")
     chosen = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # nobody spins while it is another's turn
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
-    found = [row for model in chosen.models for row in overhead(model, chosen.steps, chosen.threads)]
+    kinds = [BARE, *(kind for kind in chosen.kinds if kind != BARE)]
+    found = [row for model in chosen.models for row in overhead(model, kinds, chosen.steps, chosen.threads)]
     header = ["model", "callbacks", "step, ms", "to bare Lightning, step by step", "mean of all steps"]
     print(paired.table(header, found), end="\n\n")
+    found = [row for model in chosen.models for row in switched(model, kinds[1:], chosen.steps, chosen.threads)]
+    header = ["model", "callbacks", "a step without, ms", "with / without, step by step", "mean of all steps"]
+    print(paired.table(header, found), end="\n\n")
+    if chosen.only_times:
+        print(paired.machine())
+        return
     hush(chosen.threads)
     snapshots(*recipe("post48"))
     header = ["callbacks", "reads from Python a step", "of these single numbers", "operators a step"]

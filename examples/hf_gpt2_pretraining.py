@@ -45,7 +45,7 @@ def main() -> None:
     data.prepare_data()
     data.setup("fit")
     module = GPT2(data.vocab_size, layers=chosen.layers)
-    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(), LRFallback()]
+    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
     trainer = Trainer(
         max_steps=chosen.steps,
         max_epochs=-1,

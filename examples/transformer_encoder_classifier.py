@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     seed_everything(chosen.seed)
-    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(), LRFallback()]
+    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
     trainer = Trainer(
         max_steps=chosen.steps,
         max_epochs=-1,

@@ -86,7 +86,7 @@ def main() -> None:
         max_epochs=-1,
         accelerator="cpu",
         devices=1,
-        callbacks=[Warmup(Linear(60)), ResidualRescale(), DepthMonitor(), LRFallback()],
+        callbacks=[Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()],
         logger=False,
         enable_checkpointing=False,
     )

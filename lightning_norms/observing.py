@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lightning_norms.depth import DepthMap
 from lightning_norms.detection import Observation
 from lightning_norms.measure import GroupNorms, sharding_group, sum_over_ranks, total_norm
+from lightning_norms.trained import TrainedParameters
 
 
 class StepObserver:
@@ -29,11 +30,10 @@ class StepObserver:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
         self._depth = DepthMap.of(module)
+        self._trained = TrainedParameters(module)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
-        self._known: tuple[list[int], list[bool]] = ([], [])
         self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
         self.has_changed = False
 
@@ -87,17 +87,13 @@ class StepObserver:
         return torch.stack([values.where(finite, values.new_zeros(())).sum(), finite.sum(), (~finite).sum()])
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
-        """The optimizer's trainable parameters by group; looked up again when something was frozen or unfrozen."""
-        # Not by walking the module: on a thousand of its parts that alone is one per cent of a small step.
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        known = [id(p) for p in parameters], [p.requires_grad for p in parameters]
-        self.has_changed = self._norms is not None and known != self._known
-        if self._norms is None or self.has_changed:
-            owned = {each for each, trainable in zip(*known, strict=True) if trainable}
-            named = [(name, p) for name, p in self.module.named_parameters() if id(p) in owned]
+        """The optimizer's trainable parameters by group."""
+        changed = self._trained.have_changed(optimizer)
+        self.has_changed = changed and self._norms is not None
+        if changed or self._norms is None:
+            named = self._trained.named()
             groups = [self._depth.group_of(name) for name, _ in named]
             self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
-            self._known = known
             place = {group: at for at, group in enumerate(self._norms.groups)}
             blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)

@@ -12,7 +12,7 @@ FLOORS = {
     "metrics": 0, "schedules": 0, "rescale_rules": 0, "depth_history": 0, "plain": 0,
     "wrapping": 0, "projections": 1, "fused": 2, "sublayers": 2, "stacks": 3, "depth": 4, "descriptions": 4,
     "measure": 5, "writers": 5, "initial_weights": 6, "detection": 0, "ladder": 0, "watch": 1, "skipping": 0,
-    "events": 0, "strategies": 0,
+    "events": 0, "strategies": 0, "trained": 0,
     "recipes": 0, "patching": 0, "mistakes": 0, "model.norms": 0, "model.residual": 1, "model.positions": 0,
     "model.half_precision_attention": 0, "model.attention": 2, "model.feed_forward": 2,
     "model.placements": 2, "model.scales": 2, "model.gates": 2,

@@ -32,6 +32,7 @@ from lightning_norms.measure import (
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
 from lightning_norms.observing import pending_scale
 from lightning_norms.strategies import is_deepspeed
+from lightning_norms.trained import TrainedParameters
 
 PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
@@ -86,7 +87,8 @@ class DepthMonitor(Callback):
     the history stays in the processes that trained: read it from a logger, the picture or a checkpoint.
 
     Args:
-        every_n_steps: optimizer steps between two records; the first step is step 0 and is always recorded.
+        every_n_steps: optimizer steps between two records, null for the trainer's ``log_every_n_steps``. The first step
+            is step 0, and is always recorded.
         stream: measure the residual stream. Of several streams the first tensor; of stacked streams all together.
         updates: measure update ratios. Needs a copy of the trained parameters on logging steps.
         table: print a table at the end of fit, also of a fit that ends in an exception.
@@ -103,15 +105,17 @@ class DepthMonitor(Callback):
 
     def __init__(
         self,
-        every_n_steps: int = 10,
+        every_n_steps: int | None = None,
         stream: bool = True,
         updates: bool = True,
         table: bool = True,
         picture: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
-            raise ValueError(f"DepthMonitor: every_n_steps must be a whole number above 0, got {every_n_steps!r}")
+        if every_n_steps is not None and (type(every_n_steps) is not int or every_n_steps < 1):
+            raise ValueError(
+                f"DepthMonitor: every_n_steps must be a whole number above 0, or null, got {every_n_steps!r}"
+            )
         check_switches("DepthMonitor", stream=stream, updates=updates, table=table, picture=picture)
         self.every_n_steps, self.stream, self.updates = every_n_steps, stream, updates
         self.table, self.picture = table, picture
@@ -121,11 +125,13 @@ class DepthMonitor(Callback):
 
     def _start_afresh(self) -> None:
         self._depth: DepthMap | None = None
-        self._norms: dict[int, tuple[tuple[int, ...], GroupNorms]] = {}
+        self._trained: dict[int, TrainedParameters] = {}
+        self._norms: dict[int, GroupNorms] = {}
         self._pending: list[_Step] = []
         self._handles: list[RemovableHandle] = []
         self._meter: StreamMeter | None = None
         self._folder: Path | None = None
+        self._every = 1
         self._blind = False
         self._unreported = False
 
@@ -137,9 +143,13 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)
-        self._blind = is_deepspeed(trainer.strategy)
-        if self._blind:
+        every = self.every_n_steps or trainer.log_every_n_steps  # type: ignore[attr-defined]  # of a connector
+        self._every = max(1, every)
+        self._blind = is_deepspeed(trainer.strategy) or not every
+        if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
+        elif not every:
+            rank_zero_warn("DepthMonitor: log_every_n_steps is 0, so nothing is recorded: give every_n_steps.")
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,7 +163,7 @@ class DepthMonitor(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Hook the blocks if an optimizer step that is to be recorded may come in this batch."""
-        if self.stream and not self._blind and any(count % self.every_n_steps == 0 for count in self._counts):
+        if self.stream and not self._blind and any(count % self._every == 0 for count in self._counts):
             if self._meter is None:
                 self._meter = StreamMeter(self._map(pl_module).stacks)
             self._meter.attach()
@@ -163,7 +173,7 @@ class DepthMonitor(Callback):
         """Count the step; measure gradients here, where they are reduced and unscaled but not yet clipped."""
         number = next((i for i, each in enumerate(trainer.optimizers) if each is optimizer), 0)
         count, self._counts[number] = self._counts[number], self._counts[number] + 1
-        if self._blind or count % self.every_n_steps:
+        if self._blind or count % self._every:
             return
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
         norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
@@ -239,13 +249,11 @@ class DepthMonitor(Callback):
     def _norms_of(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, number: int, prefix: str
     ) -> GroupNorms:
-        """The optimizer's trainable parameters by group; looked up again when something was frozen or unfrozen."""
-        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        named = [(n, p) for n, p in pl_module.named_parameters() if p.requires_grad and id(p) in owned]
-        known = tuple(id(parameter) for _, parameter in named)
-        if number not in self._norms or self._norms[number][0] != known:
+        """The optimizer's trainable parameters by group."""
+        trained = self._trained.setdefault(number, TrainedParameters(pl_module))
+        if trained.have_changed(optimizer) or number not in self._norms:
             depth = self._map(pl_module)
-            named.sort(key=lambda pair: depth.groups.index(depth.group_of(pair[0])))
+            named = sorted(trained.named(), key=lambda pair: depth.groups.index(depth.group_of(pair[0])))
             for key in (GRAD_NORM, UPDATE_RATIO):
                 self.history.declare([key.of(prefix + group) for group in (*depth.groups, "total")])
             if any(name.endswith("_flat_param") for name, _ in named):
@@ -253,10 +261,9 @@ class DepthMonitor(Callback):
                     "DepthMonitor: FSDP with use_orig_params=False makes one tensor of all that it wraps: blocks that "
                     "are wrapped one by one are measured as ever, the rest together as `other`."
                 )
-            ranks = sharding_group(trainer.strategy.model)
-            norms = GroupNorms([p for _, p in named], [depth.group_of(name) for name, _ in named], ranks)
-            self._norms[number] = (known, norms)
-        return self._norms[number][1]
+            groups, ranks = [depth.group_of(name) for name, _ in named], sharding_group(trainer.strategy.model)
+            self._norms[number] = GroupNorms([p for _, p in named], groups, ranks)
+        return self._norms[number]
 
     # --- state ------------------------------------------------------------------------------------------------------
 

@@ -320,10 +320,26 @@ def test_state_and_callback_can_be_pickled(tmp_path):
     assert other.history.profile("grad_norm/") == monitor.history.profile("grad_norm/")
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, None, True, "10"])
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "10"])
 def test_unusable_interval_is_refused_when_built(steps):
     with pytest.raises(ValueError, match="every_n_steps must be a whole number above 0"):
         DepthMonitor(every_n_steps=steps)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (3, [0, 3]), (8, [0])])
+def test_interval_is_the_loggers_where_none_is_given(tmp_path, every, steps):
+    monitor, memory = DepthMonitor(table=False, picture=False), Memory()
+    trainer(tmp_path, monitor, logger=memory, max_steps=6, log_every_n_steps=every).fit(Module(), loader())
+    assert monitor.history.steps == steps
+    assert [step for step, values in memory.rows if "grad_norm/total" in values] == steps
+
+
+def test_where_loggers_get_nothing_it_says_so(tmp_path):
+    monitor, module = DepthMonitor(), Module()
+    with pytest.warns(UserWarning, match="log_every_n_steps is 0, so nothing is recorded: give every_n_steps"):
+        trainer(tmp_path, monitor, max_steps=2, log_every_n_steps=0).fit(module, loader())
+    assert monitor.history.steps == []
+    assert not list(tmp_path.rglob("*.png"))
 
 
 def test_works_in_the_other_lightning_package(tmp_path):
