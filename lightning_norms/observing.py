@@ -82,9 +82,9 @@ class StepObserver:
         if not losses:
             return torch.zeros(3, device=device)
         values = torch.stack([loss.to(device) for loss in losses])
-        finite = values.isfinite()
+        finite = values.isfinite().sum()
         # A NaN must not erase the others' sum, and every rank must come to the same numbers.
-        return torch.stack([values.where(finite, values.new_zeros(())).sum(), finite.sum(), (~finite).sum()])
+        return torch.stack([values.nan_to_num(0.0, 0.0, 0.0).sum(), finite, len(values) - finite])
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group."""
