@@ -4,7 +4,7 @@ python -m lightning_norms compare --config xiong.yaml --folder compare
 python benchmarks/keep_comparison.py compare/comparison.json
 python -m tests.test_readme
 
-A grid whose runs were made in several sittings: --fill keeps what is kept already, and fills in what was missing.
+A grid in several sittings: --fill keeps what is kept already, and adds the runs that were missing, other seeds too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ KEPT = Path(__file__).parent / "comparisons"
 
 
 def filled(kept: Comparison, found: Comparison) -> Comparison:
-    """The runs of ``kept``, and those of ``found`` in place of runs that are missing there."""
+    """The runs of ``kept``, with those of ``found`` that are missing there, as failed ones or as other seeds."""
+    known = {(run.variant, run.seed): run for run in kept.runs}
     new = {(run.variant, run.seed): run for run in found.runs if run.finished}
-    runs = (run if run.finished else new.get((run.variant, run.seed), run) for run in kept.runs)
-    return replace(kept, runs=tuple(runs))
+    runs = {**new, **{key: new.get(key, run) if not run.finished else run for key, run in known.items()}}
+    order = list(dict.fromkeys(run.variant for run in kept.runs))
+    return replace(kept, runs=tuple(runs[key] for key in sorted(runs, key=lambda key: (order.index(key[0]), key[1]))))
 
 
 def main() -> None:
     """One file each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, metavar="comparison.json")
-    parser.add_argument("--fill", action="store_true", help="only what is missing in the kept file of that name")
+    parser.add_argument("--fill", action="store_true", help="only runs that the kept file of that name lacks")
     chosen = parser.parse_args()
     for path in chosen.paths:
         found = Comparison.from_json(path.read_text(encoding="utf-8"))

@@ -1,14 +1,14 @@
 """What our callbacks cost a training step, against bare Lightning and against Lightning's own means.
 
-    python benchmarks/overhead.py                    about 10 minutes on 2 cores; prints four Markdown tables
+    python benchmarks/overhead.py                    about 10 minutes on 2 cores; prints five Markdown tables
     python benchmarks/overhead.py --steps 300        steadier
 
 First table: each candidate is an ordinary fit in a process of its own, and they take turns step by step: one step of
 the first, one of the second, ... So a slow second hits all alike; but two processes of the same kind may differ by
 most of a per cent, whatever the number of steps. Second table: one process for each of ours, whose callbacks act in
-every second step only; their intervals count the steps in which they act. A step is timed from the start of its batch
-to the start of the next: all hooks, logging and the loading of the batch are in it. Data are the recipe's; the learning
-rate is 1e-7, so that nothing goes wrong while time is taken.
+every second step only; their intervals count the steps in which they act. Third table: what their hooks take. A step is
+timed from the start of its batch to the start of the next: all hooks, logging and the loading of the batch are in it.
+Data are the recipe's; the learning rate is 1e-7, so that nothing goes wrong while time is taken.
 """
 
 from __future__ import annotations
@@ -156,14 +156,18 @@ class Switch(Callback):
 
     def __init__(self, callbacks: list[Callback]) -> None:
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self.inside: dict[str, list[float]] = {}
         self.on, self.begun = False, 0.0
         for callback in callbacks:
             for name in self.EVERY_STEP:
-                setattr(callback, name, functools.partial(self._if_on, getattr(callback, name)))
+                inside = self.inside.setdefault(f"{type(callback).__name__}.{name}", [])
+                setattr(callback, name, functools.partial(self._if_on, getattr(callback, name), inside))
 
-    def _if_on(self, hook: Callable[..., None], *arguments: Any) -> None:
+    def _if_on(self, hook: Callable[..., None], inside: list[float], *arguments: Any) -> None:
         if self.on:
+            begun = time.perf_counter()
             hook(*arguments)
+            inside.append(time.perf_counter() - begun)
 
     def on_train_batch_start(self, *_: Any) -> None:
         """The end of a step and the start of the next."""
@@ -178,23 +182,35 @@ def work_switched(kind: str, model: str, steps: int, threads: int, connection: C
     callbacks = KINDS[kind]()
     switch = Switch(callbacks)
     fit(*recipe(model), [switch, *callbacks], 2 * steps)
-    connection.send(switch.seconds)
+    connection.send((switch.seconds, switch.inside))
 
 
-def switched(model: str, kinds: list[str], steps: int, threads: int) -> list[list[object]]:
-    """One row for each kind: what a step with its callbacks takes beside those without them, of one process."""
-    context, rows = multiprocessing.get_context("spawn"), []
+def switched(model: str, kinds: list[str], steps: int, threads: int) -> tuple[list[list[object]], list[list[object]]]:
+    """A step with the callbacks of a kind beside those without, of one process; and what their hooks take."""
+    context, rows, hooks = multiprocessing.get_context("spawn"), [], []
     for kind in kinds:
         ours, theirs = context.Pipe()
         process = context.Process(target=work_switched, args=(kind, model, steps, threads, theirs))
         process.start()
-        seconds = {on: values[SKIPPED:] for on, values in ours.recv().items()}
+        timed, inside = ours.recv()
         process.join()
+        seconds = {on: values[SKIPPED:] for on, values in timed.items()}
+        hooks += [[model, kind, *row] for row in spent(inside)]
         ratios = paired.ratios(seconds[True], seconds[False])
         error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
         on, off = (statistics.fmean(sorted(seconds[each])[: -len(seconds[each]) // 20]) for each in (True, False))
         step = f"{1e3 * statistics.median(seconds[False]):.1f}"
         rows.append([model, kind, step, f"{statistics.median(ratios):.3f} ± {error:.3f}", f"{on / off:.3f}"])
+    return rows, hooks
+
+
+def spent(inside: dict[str, list[float]]) -> list[list[object]]:
+    """Hooks that take a thousandth of a second now and then: usually, at the most, and on the average of all steps."""
+    rows: list[list[object]] = []
+    for name, seconds in inside.items():
+        values = [1e3 * each for each in seconds[SKIPPED:]]
+        if max(values, default=0.0) >= 1.0:
+            rows.append([name, *(f"{f(values):.2f}" for f in (statistics.median, max, statistics.fmean))])
     return rows
 
 
@@ -285,9 +301,11 @@ def main() -> None:
     header = ["model", "callbacks", "step, ms", "to bare Lightning, step by step", "mean of all steps"]
     print(paired.table(header, found), end="\n\n")
     ours = [kind for kind in OURS if kind in kinds]
-    found = [row for model in chosen.models for row in switched(model, ours, chosen.steps, chosen.threads)]
+    both = [switched(model, ours, chosen.steps, chosen.threads) for model in chosen.models]
     header = ["model", "callbacks", "a step without, ms", "with / without, step by step", "mean of all steps"]
-    print(paired.table(header, found), end="\n\n")
+    print(paired.table(header, [row for rows, _ in both for row in rows]), end="\n\n")
+    header = ["model", "callbacks", "hook", "median, ms", "most", "a step"]
+    print(paired.table(header, [row for _, rows in both for row in rows]), end="\n\n")
     if chosen.only_times:
         print(paired.machine())
         return
