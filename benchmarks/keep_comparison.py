@@ -24,7 +24,7 @@ def filled(kept: Comparison, found: Comparison) -> Comparison:
     """The runs of ``kept``, with those of ``found`` that are missing there, as failed ones or as other seeds."""
     known = {(run.variant, run.seed): run for run in kept.runs}
     new = {(run.variant, run.seed): run for run in found.runs if run.finished}
-    runs = {**new, **{key: new.get(key, run) if not run.finished else run for key, run in known.items()}}
+    runs = known | {key: run for key, run in new.items() if key not in known or not known[key].finished}
     order = list(dict.fromkeys(run.variant for run in kept.runs))
     return replace(kept, runs=tuple(runs[key] for key in sorted(runs, key=lambda key: (order.index(key[0]), key[1]))))
 

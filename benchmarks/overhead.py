@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="beside bare Lightning")
-    parser.add_argument("--only_times", action="store_true", help="the first table only")
+    parser.add_argument("--only_times", action="store_true", help="leave out snapshots and reads")
     chosen = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # nobody spins while it is another's turn
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
