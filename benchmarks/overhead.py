@@ -4,8 +4,8 @@
     python benchmarks/overhead.py --steps 300        steadier
 
 First table: each candidate is an ordinary fit in a process of its own, and they take turns step by step: one step of
-the first, one of the second, ... So a slow second hits all alike; but two processes of the same kind may differ by
-most of a per cent, whatever the number of steps. Second table: one process for each of ours, whose callbacks act in
+the first, one of the second, ... So a slow second hits all alike; but two processes of the same kind may differ a
+little, whatever the number of steps. Second table: one process for each of ours, whose callbacks act in
 every second step only; their intervals count the steps in which they act. Third table: what their hooks take. A step is
 timed from the start of its batch to the start of the next: all hooks, logging and the loading of the batch are in it.
 Data are the recipe's; the learning rate is 1e-7, so that nothing goes wrong while time is taken.
@@ -137,16 +137,22 @@ def turns(model: str, kinds: list[str], steps: int, threads: int) -> dict[str, l
 def overhead(model: str, kinds: list[str], steps: int, threads: int) -> list[list[object]]:
     """One row for each kind."""
     seconds = turns(model, kinds, steps, threads)
-    bare = seconds[BARE]
-    # Without the slowest of twenty: something else was going on in those.
-    means = {kind: statistics.fmean(sorted(values)[: -len(values) // 20 or None]) for kind, values in seconds.items()}
-    rows: list[list[object]] = []
-    for kind, values in seconds.items():
-        ratios = paired.ratios(values, bare)
-        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
-        step, ratio = f"{1e3 * statistics.median(values):.1f}", f"{statistics.median(ratios):.3f} ± {error:.3f}"
-        rows.append([model, kind, step, ratio, f"{means[kind] / means[BARE]:.3f}"])
-    return rows
+    return [
+        [model, kind, f"{1e3 * statistics.median(values):.1f}", *beside(values, seconds[BARE])]
+        for kind, values in seconds.items()
+    ]
+
+
+def beside(seconds: list[float], others: list[float]) -> tuple[str, str]:
+    """The median ratio of pairs of steps with its standard error, and the ratio of the means."""
+    ratios = paired.ratios(seconds, others)
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return f"{statistics.median(ratios):.3f} ± {error:.3f}", f"{mean(seconds) / mean(others):.3f}"
+
+
+def mean(seconds: list[float]) -> float:
+    """Without the slowest of twenty: something else was going on in those."""
+    return statistics.fmean(sorted(seconds)[: -len(seconds) // 20 or None])
 
 
 class Switch(Callback):
@@ -196,11 +202,9 @@ def switched(model: str, kinds: list[str], steps: int, threads: int) -> tuple[li
         process.join()
         seconds = {on: values[SKIPPED:] for on, values in timed.items()}
         hooks += [[model, kind, *row] for row in spent(inside)]
-        ratios = paired.ratios(seconds[True], seconds[False])
-        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
-        on, off = (statistics.fmean(sorted(seconds[each])[: -len(seconds[each]) // 20]) for each in (True, False))
-        step = f"{1e3 * statistics.median(seconds[False]):.1f}"
-        rows.append([model, kind, step, f"{statistics.median(ratios):.3f} ± {error:.3f}", f"{on / off:.3f}"])
+        rows.append(
+            [model, kind, f"{1e3 * statistics.median(seconds[False]):.1f}", *beside(seconds[True], seconds[False])]
+        )
     return rows, hooks
 
 

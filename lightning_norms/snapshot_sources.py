@@ -14,7 +14,6 @@ Tensors are this rank's: a DTensor counts as its local shard.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -148,17 +147,10 @@ def is_average(module: object, attribute: str = "") -> bool:
         >>> is_average(nn.Linear(1, 1)), is_average(nn.Linear(1, 1), "_average_model")
         (False, True)
     """
-    if not isinstance(module, nn.Module):
-        return False
-    # Not hasattr: a module raises and catches an exception for everything that it does not have.
-    kind = type(module)
-    counts = "n_averaged" in module._buffers or "n_averaged" in vars(module) or hasattr(kind, "n_averaged")
-    return counts or _says_average(kind.__name__) or _says_average(attribute)
-
-
-@functools.cache
-def _says_average(name: str) -> bool:
-    return _AVERAGE.search(name) is not None
+    names = (type(module).__name__, attribute)
+    return isinstance(module, nn.Module) and (
+        hasattr(module, "n_averaged") or any(_AVERAGE.search(name) is not None for name in names)
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -20,11 +20,8 @@ def reshard(module: nn.Module) -> None:
     A forward without a backward (validation, profiling) leaves FSDP2's root unsharded: ``weight`` is then a passing
     copy, and what is written to it is lost.
     """
-    parts = list(module.modules())
-    kinds = {type(part) for part in parts}  # a few dozen at most, where there may be thousands of parts
-    sharded = {kind for kind in kinds if any(parent.__name__ == "FSDPModule" for parent in kind.__mro__)}
-    for part in parts if sharded else ():
-        if type(part) in sharded:
+    for part in module.modules():
+        if any(parent.__name__ == "FSDPModule" for parent in type(part).__mro__):
             part.reshard()  # type: ignore[operator]
 
 
