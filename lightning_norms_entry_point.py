@@ -24,6 +24,6 @@ def callbacks() -> list[Any]:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return []
-    from lightning_norms.from_environment import FromEnvironment
+    from lightning_norms.cli.environment import FromEnvironment
 
     return [FromEnvironment(text)]

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.designs import DeepNorm
 from lightning_norms.model.initialization import Xavier
+from lightning_norms.model.placements.catalogue import DeepNorm
 
 STEPS = 4
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_norms.model.half_precision_attention import attend
+from lightning_norms.model.cpu.half_precision_attention import attend
 
 SHAPES = ((8, 6, 256, 64), (8, 4, 256, 32), (8, 4, 64, 16), (2, 6, 1024, 64))
 """Windows, heads, tokens, head width; the first three are those of step.py."""

@@ -21,10 +21,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from lightning_norms.measure import stream_of
+from lightning_norms.measuring.norms_by_group import stream_of
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.designs import (
+from lightning_norms.model.feed_forward import GELU, ReLU
+from lightning_norms.model.initialization import Xavier
+from lightning_norms.model.placements.catalogue import (
     DESIGNS,
     Admin,
     OutputNorm,
@@ -35,9 +37,7 @@ from lightning_norms.model.designs import (
     ReZero,
     SkipInit,
 )
-from lightning_norms.model.feed_forward import GELU, ReLU
-from lightning_norms.model.gates import profile_admin
-from lightning_norms.model.initialization import Xavier
+from lightning_norms.model.placements.learned_gates import profile_admin
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Placement
 

@@ -14,8 +14,8 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
-from lightning_norms.reports.comparison import Comparison
-from lightning_norms.reports.json_form import as_plain
+from lightning_norms.reports.comparison.data import Comparison
+from lightning_norms.reports.typed_json import as_plain
 
 KEPT = Path(__file__).parent / "comparisons"
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_norms.model.token_by_token import FASTER, product
+from lightning_norms.model.cpu.token_by_token import FASTER, product
 
 Call = Callable[[Tensor], Tensor]
 SHAPES = ((384, 384), (384, 1152), (384, 1536), (1536, 384), (128, 384), (128, 512), (512, 128), (64, 256))

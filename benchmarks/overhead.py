@@ -38,8 +38,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_norms import DepthMonitor, LRFallback, ResidualRescale, Warmup
+from lightning_norms.rescue.snapshot import Snapshot
 from lightning_norms.schedules import Linear
-from lightning_norms.snapshots import Snapshot
 
 
 class GradNorm(Callback):

@@ -3,6 +3,7 @@
 The public names. A YAML file needs none of these imports: there a class is named by one word.
 """
 
+from lightning_norms.anatomy.describe import describe
 from lightning_norms.callbacks.admin_profile import AdminProfile
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
@@ -13,12 +14,15 @@ from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import BytePairs, Bytes
-from lightning_norms.descriptions import describe
 from lightning_norms.diagnosing.diagnose import diagnose
 from lightning_norms.metrics import BitsPerByte
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.designs import (
+from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
+from lightning_norms.model.generation import Sampling
+from lightning_norms.model.initialization import GPT2, Normal, Xavier
+from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, Norm, RMSNorm, ScaleNorm
+from lightning_norms.model.placements.catalogue import (
     B2T,
     KEEL,
     LNS,
@@ -52,10 +56,6 @@ from lightning_norms.model.designs import (
     SubNorm,
     TFixup,
 )
-from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
-from lightning_norms.model.generation import Sampling
-from lightning_norms.model.initialization import GPT2, Normal, Xavier
-from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from lightning_norms.model.positions import Learned, Rotary, Sinusoidal
 from lightning_norms.model.residual import Inner, Placement, Residual, Site
 from lightning_norms.module import DecoderModule

@@ -1,6 +1,6 @@
 """``python -m lightning_norms``."""
 
-from lightning_norms.cli import main
+from lightning_norms.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -28,8 +28,8 @@ from lightning_norms.metrics import (
 )
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.generation import Sampling, generate
+from lightning_norms.model.serialization import from_plain, to_plain
 from lightning_norms.model.sharding import check_is_real, shard
-from lightning_norms.plain import from_plain, to_plain
 
 IGNORED = -100
 """Targets with this value are not scored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_norms.detection import (
+from lightning_norms.rescue.rules import (
     DivergenceRule,
     Finding,
     Observation,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.model.decoder import DecoderConfig
 from lightning_norms.model.generation import Sampling
-from lightning_norms.model.placements import DeepNorm
+from lightning_norms.model.placements.single_stream import DeepNorm
 from lightning_norms.module import DecoderModule
 
 SMALL = {"d_model": 16, "n_heads": 2, "n_layers": 2, "context_length": 16}

@@ -10,9 +10,9 @@ import pytest
 
 from lightning_norms import recipes
 from lightning_norms.metrics import KEYS
-from lightning_norms.reports.comparison import Comparison
-from lightning_norms.reports.comparison_markdown import comparison_markdown
-from tests import families
+from lightning_norms.reports.comparison.data import Comparison
+from lightning_norms.reports.comparison.markdown import comparison_markdown
+from tests.anatomy import families
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

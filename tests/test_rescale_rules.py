@@ -3,7 +3,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from lightning_norms.model.designs import SubNorm, TFixup
+from lightning_norms.model.placements.catalogue import SubNorm, TFixup
 from lightning_norms.model.residual import Site
 from lightning_norms.rescale_rules import (
     AdminRescale,

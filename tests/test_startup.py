@@ -37,7 +37,7 @@ import lightning_norms
 print(*{name.split(".")[0] for name in set(sys.modules) - loaded} - set(sys.stdlib_module_names) - set(heavy))
 said = StringIO()
 try:
-    from lightning_norms.cli import main
+    from lightning_norms.cli.main import main
 
     with redirect_stdout(said):
         main(["fit", "--help"])

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from lightning_norms.strategies import is_deepspeed, is_flattened, parts_with, reshard
+from lightning_norms.anatomy.sharding import is_deepspeed, is_flattened, parts_with, reshard
 
 
 class AdminProfile(Callback):

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.strategies import is_deepspeed, parts_with
+from lightning_norms.anatomy.sharding import is_deepspeed, parts_with
 
 
 class AfterStep(Callback):

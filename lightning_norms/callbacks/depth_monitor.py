@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.arguments import check_switches
-from lightning_norms.depth import DepthMap
-from lightning_norms.depth_history import DepthHistory
-from lightning_norms.descriptions import describe
-from lightning_norms.measure import (
+from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.anatomy.describe import describe
+from lightning_norms.anatomy.sharding import is_deepspeed
+from lightning_norms.checks import check_switches
+from lightning_norms.measuring.depth_history import DepthHistory
+from lightning_norms.measuring.norms_by_group import (
     GroupNorms,
     StreamMeter,
     sharding_group,
@@ -29,10 +30,9 @@ from lightning_norms.measure import (
     total_norm,
     update_ratio,
 )
+from lightning_norms.measuring.step_observer import pending_scale
+from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
-from lightning_norms.observing import pending_scale
-from lightning_norms.strategies import is_deepspeed
-from lightning_norms.trained import TrainedParameters
 
 PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
@@ -308,7 +308,7 @@ class DepthMonitor(Callback):
     def _print_table(self) -> None:
         from rich.console import Console
 
-        from lightning_norms.reports.render import depth_table, ratio_readings
+        from lightning_norms.reports.console import depth_table, ratio_readings
 
         profile = self.history.profile(GRAD_NORM.of(""))
         console = Console(file=sys.stdout)
@@ -317,7 +317,7 @@ class DepthMonitor(Callback):
             console.print(line, highlight=False)
 
     def _draw(self, loggers: Iterable[Any]) -> None:
-        from lightning_norms.reports.figures import depth_heat_map, pixels, save_png
+        from lightning_norms.reports.depth_picture import depth_heat_map, pixels, save_png
 
         figure = depth_heat_map(self.history.profile(GRAD_NORM.of("")), TITLE, "L2 norm of the gradient")
         path = save_png(figure, (self._folder or Path.cwd()) / PICTURE)

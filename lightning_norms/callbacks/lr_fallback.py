@@ -13,22 +13,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_norms.arguments import check_pattern, check_switches
-from lightning_norms.descriptions import describe
-from lightning_norms.detection import Finding, Observation, find_non_finite
-from lightning_norms.events import Event, EventLog
-from lightning_norms.initial_weights import already_scaled, looks_trained
-from lightning_norms.ladder import Ladder, Limits
+from lightning_norms.anatomy.describe import describe
+from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.sharding import is_deepspeed
+from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
+from lightning_norms.checks import check_pattern, check_switches
 from lightning_norms.learning_rate import Factors, factors_of
+from lightning_norms.measuring.step_observer import BufferKeeper, StepObserver
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
-from lightning_norms.observing import BufferKeeper, StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
-from lightning_norms.skipping import NoClipping, Overflow, skip_step
-from lightning_norms.snapshot_keeper import SnapshotKeeper
-from lightning_norms.snapshots import Snapshot
-from lightning_norms.strategies import is_deepspeed
+from lightning_norms.rescue.events import Event, EventLog
+from lightning_norms.rescue.ladder import Ladder, Limits
+from lightning_norms.rescue.rules import Finding, Observation, find_non_finite
+from lightning_norms.rescue.skip import NoClipping, Overflow, skip_step
+from lightning_norms.rescue.snapshot import Snapshot
+from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
 from lightning_norms.watch import Watch
-from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
 NAME = "fallback"
 MARK = "residual_rescaled"

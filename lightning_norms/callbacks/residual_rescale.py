@@ -12,10 +12,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from lightning_norms.initial_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.sharding import is_deepspeed
+from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
-from lightning_norms.strategies import is_deepspeed
-from lightning_norms.writers import Matrix, residual_writers, scale_, value_path
 
 TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
 MARK = "residual_rescaled"

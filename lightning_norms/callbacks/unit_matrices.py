@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.strategies import is_deepspeed, is_flattened, reshard
-from lightning_norms.writers import output_dimension, residual_writers
+from lightning_norms.anatomy.sharding import is_deepspeed, is_flattened, reshard
+from lightning_norms.anatomy.writers import output_dimension, residual_writers
 
 
 class UnitMatrices(Callback):

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.learning_rate import (
     Curtain,
     Factors,
@@ -19,7 +20,6 @@ from lightning_norms.learning_rate import (
     lift_curtain,
 )
 from lightning_norms.schedules import Run, Schedule, Untuned
-from lightning_norms.strategies import is_deepspeed
 
 NAME = "warmup"
 

@@ -14,12 +14,12 @@ from lightning_norms import recipes
 from lightning_norms.comparing import grid, launchers
 from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.comparing.grid_runner import Check, GridRunner
-from lightning_norms.patching import as_yaml
-from lightning_norms.reports.comparison import Comparison, Run
-from lightning_norms.reports.comparison_maps import map_tables
-from lightning_norms.reports.comparison_markdown import comparison_markdown
-from lightning_norms.reports.comparison_page import comparison_page
-from lightning_norms.reports.comparison_tables import comparison_csv, comparison_text
+from lightning_norms.recipes.overlay import as_yaml
+from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
+from lightning_norms.reports.comparison.data import Comparison, Run
+from lightning_norms.reports.comparison.maps import map_tables
+from lightning_norms.reports.comparison.markdown import comparison_markdown
+from lightning_norms.reports.comparison.page import comparison_page
 
 EPILOG = """\
 A grid is a YAML file with

@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from lightning_norms import recipes
-from lightning_norms.patching import as_yaml, patched
+from lightning_norms.recipes.overlay import as_yaml, patched
 
 KEYS = {"base", "baseline", "seeds"}
 OPTIONAL = {"variants", "axes", "exponents"}

@@ -27,8 +27,8 @@ from lightning_norms.callbacks import run_record
 from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.comparing.launchers import Launcher, LocalLauncher, Started
 from lightning_norms.comparing.locks import alone
-from lightning_norms.reports.comparison import Comparison, Run
-from lightning_norms.reports.json_form import as_typed
+from lightning_norms.reports.comparison.data import Comparison, Run
+from lightning_norms.reports.typed_json import as_typed
 
 Check = Callable[[Path], str | None]
 """Why ``fit --config`` would refuse a file; None if it would not."""

@@ -10,16 +10,16 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from lightning_norms.anatomy.fresh_weights import already_scaled
+from lightning_norms.anatomy.writers import residual_writers, value_path
 from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.diagnosing.counterfactual import Change
-from lightning_norms.initial_weights import already_scaled
-from lightning_norms.model.designs import DeepNorm, PreNorm
+from lightning_norms.model.placements.catalogue import DeepNorm, PreNorm
 from lightning_norms.module import DecoderModule
-from lightning_norms.reports.diagnosis import AS_GIVEN, Facts
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
 from lightning_norms.schedules import Linear
-from lightning_norms.writers import residual_writers, value_path
 
 DIVISORS = (3, 10)
 """Of the learning rate."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_norms.depth import is_norm
-from lightning_norms.measure import mean_square, stream_of
-from lightning_norms.stacks import Stack
-from lightning_norms.wrapping import clean_name
-from lightning_norms.writers import Matrix
+from lightning_norms.anatomy.depth import is_norm
+from lightning_norms.anatomy.names import clean_name
+from lightning_norms.anatomy.stacks import Stack
+from lightning_norms.anatomy.writers import Matrix
+from lightning_norms.measuring.norms_by_group import mean_square, stream_of
 
 
 class DepthProbe:

@@ -31,8 +31,8 @@ from lightning_norms.diagnosing.initial_flags import TRAINED
 from lightning_norms.diagnosing.looking import Looker
 from lightning_norms.diagnosing.trial_progress import Silent, TrialProgress
 from lightning_norms.diagnosing.trials import Recorder, run_trial
-from lightning_norms.reports.conclusions import conclude
-from lightning_norms.reports.diagnosis import Diagnosis, Facts, Look, Trial, Verdict
+from lightning_norms.reports.diagnosis.conclusions import conclude
+from lightning_norms.reports.diagnosis.data import Diagnosis, Facts, Look, Trial, Verdict
 
 Rebuild = Callable[[int], tuple[Any, Any]]
 """Seed -> (module, data) made anew with it."""

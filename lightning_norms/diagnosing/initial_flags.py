@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_norms.initial_weights import already_scaled, looks_trained
-from lightning_norms.reports.diagnosis import Facts, Flag
+from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.stacks import Stack
+from lightning_norms.anatomy.writers import Matrix
+from lightning_norms.reports.diagnosis.data import Facts, Flag
 from lightning_norms.rescale_rules import GPT2Rescale
-from lightning_norms.stacks import Stack
-from lightning_norms.writers import Matrix
 
 TRAINED = "trained weights"
 
@@ -22,7 +22,7 @@ def identical_blocks(stacks: Sequence[Stack]) -> Iterator[Flag]:
     """Blocks that are copies of the first one, as ``nn.TransformerEncoder`` makes them.
 
     Example:
-        >>> from lightning_norms.stacks import stacks
+        >>> from lightning_norms.anatomy.stacks import stacks
         >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 3, enable_nested_tensor=False)
         >>> [flag.name for flag in identical_blocks(stacks(encoder))]
         ['identical blocks']

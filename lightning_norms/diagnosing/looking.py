@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.depth import DepthMap
+from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.anatomy.writers import Matrix, residual_writers
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.initial_flags import identical_blocks, rescaled_already, trained_already, traps
 from lightning_norms.diagnosing.labels import LossWatcher
@@ -26,11 +27,10 @@ from lightning_norms.diagnosing.pass_flags import (
     without_gradient,
 )
 from lightning_norms.diagnosing.run_facts import facts_of, refuse
-from lightning_norms.measure import GroupNorms, sharding_group, update_ratio
-from lightning_norms.observing import StepObserver, pending_scale
-from lightning_norms.reports.diagnosis import DepthProfile, Facts, Flag, Look
-from lightning_norms.reports.growth import growths
-from lightning_norms.writers import Matrix, residual_writers
+from lightning_norms.measuring.norms_by_group import GroupNorms, sharding_group, update_ratio
+from lightning_norms.measuring.step_observer import StepObserver, pending_scale
+from lightning_norms.reports.diagnosis.data import DepthProfile, Facts, Flag, Look
+from lightning_norms.reports.statistics import growths
 
 MEANINGS = {
     "stream_rms": ("1", "root mean square of the residual stream after the block"),

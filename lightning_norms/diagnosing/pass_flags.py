@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torch.optim import Optimizer
 
-from lightning_norms.depth import DepthMap
+from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.learning_rate import factors_of
-from lightning_norms.reports.diagnosis import DepthProfile, Flag
+from lightning_norms.reports.diagnosis.data import DepthProfile, Flag
 
 
 def without_gradient(profile: DepthProfile) -> Iterator[Flag]:

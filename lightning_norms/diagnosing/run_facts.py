@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lightning_norms.depth import DepthMap
+from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.learning_rate import factors_of
-from lightning_norms.reports.diagnosis import Facts
+from lightning_norms.reports.diagnosis.data import Facts
 
 
 def refuse(trainer: Any) -> None:

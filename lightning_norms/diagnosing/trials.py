@@ -13,9 +13,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_norms.depth import DepthMap
-from lightning_norms.depth_history import Profile
-from lightning_norms.detection import (
+from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.diagnosing.borrowing import fit_afresh
+from lightning_norms.diagnosing.counterfactual import Change
+from lightning_norms.diagnosing.labels import LossWatcher
+from lightning_norms.learning_rate import factors_of
+from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.measuring.step_observer import StepObserver
+from lightning_norms.reports.diagnosis.data import Trial, TrialEvent
+from lightning_norms.reports.diagnosis.verdicts import is_dead, judge, level
+from lightning_norms.rescue.rules import (
     DivergenceRule,
     Finding,
     Observation,
@@ -23,13 +30,6 @@ from lightning_norms.detection import (
     StallRule,
     find_non_finite,
 )
-from lightning_norms.diagnosing.borrowing import fit_afresh
-from lightning_norms.diagnosing.counterfactual import Change
-from lightning_norms.diagnosing.labels import LossWatcher
-from lightning_norms.learning_rate import factors_of
-from lightning_norms.observing import StepObserver
-from lightning_norms.reports.diagnosis import Trial, TrialEvent
-from lightning_norms.reports.verdicts import is_dead, judge, level
 
 NAME = "trial"
 PATIENCE_WITH_SCALER = 20

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_norms.model import half_precision_attention
+from lightning_norms.model.cpu import half_precision_attention
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.positions import Rotation
 from lightning_norms.model.residual import Inner, Site

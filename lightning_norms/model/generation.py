@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_norms.model.cpu.token_by_token import laid_out
 from lightning_norms.model.decoder import Decoder
-from lightning_norms.model.token_by_token import laid_out
 
 WORTH_LAYING_OUT = 8
 """New tokens from which the time to lay the decoder out comes back."""

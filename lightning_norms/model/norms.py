@@ -1,6 +1,6 @@
 """What a norm computes. A recipe (``RMSNorm(eps=1e-6)``) is called with a width and gives the module.
 
-WHERE a norm sits is the business of :mod:`lightning_norms.model.placements`.
+WHERE a norm sits is the business of :mod:`lightning_norms.model.placements.single_stream`.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ def test_killed_run_still_shows_its_picture_once(tmp_path, capsys):
 
 
 def test_a_failing_picture_does_not_end_a_finished_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_norms.reports.figures.depth_heat_map", lambda *_: 1 / 0)
+    monkeypatch.setattr("lightning_norms.reports.depth_picture.depth_heat_map", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="the run is fine, but its table or picture failed: ZeroDivisionError"):
         trainer(tmp_path, DepthMonitor(every_n_steps=2, table=False)).fit(Module(), loader())
 

@@ -7,7 +7,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.cli import main
+from lightning_norms.cli.main import main
 from lightning_norms.schedules import Linear
 from tests.callbacks.fallback_runs import Learner, Watch, assert_same, fit, is_finite, what
 from tests.callbacks.test_warmup import Module as Scheduled

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_norms.events import read
+from lightning_norms.rescue.events import read
 
 pytestmark = pytest.mark.slow
 

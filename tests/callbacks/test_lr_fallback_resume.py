@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.events import read
+from lightning_norms.rescue.events import read
 from lightning_norms.schedules import Linear
 from tests.callbacks.fallback_runs import RESUMING, Learner, assert_same, everything, fit, what
 from tests.callbacks.test_warmup import SaveAt

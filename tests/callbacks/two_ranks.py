@@ -10,11 +10,11 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lightning_norms.anatomy.fused_qkv import Fused
+from lightning_norms.anatomy.writers import Matrix, scale_
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
-from lightning_norms.fused import Fused
 from lightning_norms.rescale_rules import DeepNormRescale
-from lightning_norms.writers import Matrix, scale_
 from tests.stand_ins import Decoder, Module, loader, seeded, trainer
 
 

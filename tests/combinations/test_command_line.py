@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_norms.cli import main
+from lightning_norms.cli.main import main
 from lightning_norms_entry_point import VARIABLE
 
 pytestmark = [

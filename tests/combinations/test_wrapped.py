@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from lightning_norms.wrapping import clean_name
+from lightning_norms.anatomy.names import clean_name
 from tests.callbacks.fallback_runs import RESUMING, Watch, assert_same, what
 from tests.callbacks.test_warmup import SaveAt
 from tests.combinations.four import FACTOR, assert_norms, assert_rates, learner, run, warm, weights

@@ -1,6 +1,6 @@
 """The module that a configuration means, built as ``fit`` would build it."""
 
-from lightning_norms.cli import _ParsedOnly
+from lightning_norms.cli.main import _ParsedOnly
 
 
 def model_of(config, folder):

@@ -10,7 +10,7 @@ import time
 import pytest
 import yaml
 
-from lightning_norms.cli import main
+from lightning_norms.cli.main import main
 from lightning_norms.comparing.locks import alone
 
 BASE = {

@@ -9,7 +9,7 @@ import pytest
 from lightning_norms.comparing import compare
 from lightning_norms.comparing.grid import Grid, Variant
 from lightning_norms.comparing.grid_runner import GridRunner
-from lightning_norms.reports.differences import Result, Verdict
+from lightning_norms.reports.comparison.differences import Result, Verdict
 
 VARIANTS = {"pre": Variant("as it was", {}), "post": Variant("moved", {"model": {"x": 1}})}
 GRID = Grid("planted", {}, "pre", VARIANTS, (7, 8))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_norms.cli import main
+from lightning_norms.cli.main import main
 from lightning_norms.comparing import launchers
 from lightning_norms.comparing.launchers import Job, LocalLauncher, SubmititLauncher
 from lightning_norms.comparing.locks import alone

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from lightning_norms import recipes
-from lightning_norms.cli import main, refusal
+from lightning_norms.cli.main import main, refusal
 from lightning_norms.comparing import grid
 from lightning_norms.comparing.grid_runner import GridRunner, _command
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.designs import PostNorm, PreNorm
 from lightning_norms.model.feed_forward import SwiGLU
 from lightning_norms.model.generation import KeyValueMemory
 from lightning_norms.model.initialization import Normal, Xavier
 from lightning_norms.model.norms import RMSNorm
+from lightning_norms.model.placements.catalogue import PostNorm, PreNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.module import DecoderModule
 from tests.comparing.parsing import model_of

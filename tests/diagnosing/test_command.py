@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_norms.cli import main
-from lightning_norms.reports.diagnosis import AS_GIVEN, Diagnosis, Verdict
+from lightning_norms.cli.main import main
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Verdict
 
 HEALTHY = """
 model:

@@ -29,7 +29,7 @@ from lightning_norms.diagnosing.borrowing import is_left_out
 from lightning_norms.diagnosing.changes import recommended_warmup
 from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.model.residual import Placement
-from lightning_norms.reports.diagnosis import Facts, Verdict
+from lightning_norms.reports.diagnosis.data import Facts, Verdict
 from lightning_norms.schedules import Linear
 
 VOCABULARY, TIME, WIDTH = 11, 8, 16

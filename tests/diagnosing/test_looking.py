@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_norms import GPT2Rescale, Linear, Warmup, diagnose
+from lightning_norms.anatomy.writers import residual_writers, scale_
 from lightning_norms.diagnosing.depth_probe import DepthProbe
-from lightning_norms.writers import residual_writers, scale_
 from tests.stand_ins import VOCABULARY, Block, Decoder, Module, loader, seeded, trainer
 
 RATE = 0.5

@@ -8,10 +8,10 @@ from lightning_norms.model.attention import CausalSelfAttention, Passage
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import SwiGLU
 from lightning_norms.model.norms import RMSNorm
-from lightning_norms.model.placements import PostNorm
+from lightning_norms.model.placements.single_stream import PostNorm
 from lightning_norms.model.positions import Rotary, Sinusoidal
 from lightning_norms.model.residual import Inner, Site
-from lightning_norms.plain import from_plain, to_plain
+from lightning_norms.model.serialization import from_plain, to_plain
 
 MODERN = {"positions": Rotary(), "norm": RMSNorm(), "feed_forward": SwiGLU(), "n_kv_heads": 2}
 

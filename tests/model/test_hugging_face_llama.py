@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lightning_norms.model.attention import QKNorm
-from lightning_norms.model.designs import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, Sandwich
 from lightning_norms.model.norms import LayerNorm, RMSNorm
+from lightning_norms.model.placements.catalogue import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, Sandwich
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Site
 from tests.model.hugging_face import (

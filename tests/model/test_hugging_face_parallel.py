@@ -7,9 +7,9 @@ about norms. Phi's head has a bias, which is set to 0.
 import pytest
 import torch
 
-from lightning_norms.model.designs import MHC, ParallelBlock, PreNorm
 from lightning_norms.model.feed_forward import GELU, SwiGLU
 from lightning_norms.model.norms import LayerNorm
+from lightning_norms.model.placements.catalogue import MHC, ParallelBlock, PreNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Site
 from tests.model.hugging_face import (

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from lightning_norms.model.decoder import Decoder, DecoderConfig
-from lightning_norms.model.designs import (
+from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
+from lightning_norms.model.initialization import GPT2, Normal, Xavier
+from lightning_norms.model.placements.catalogue import (
     B2T,
     NGPT,
     DeepNorm,
@@ -19,8 +21,6 @@ from lightning_norms.model.designs import (
     SubNorm,
     TFixup,
 )
-from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
-from lightning_norms.model.initialization import GPT2, Normal, Xavier
 
 WIDTH, HIDDEN, LAYERS = 256, 1024, 2
 

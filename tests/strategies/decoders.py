@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from lightning_norms.anatomy.sharding import reshard
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.model.decoder import DecoderConfig
-from lightning_norms.model.designs import PostNorm
+from lightning_norms.model.placements.catalogue import PostNorm
 from lightning_norms.module import DecoderModule
-from lightning_norms.strategies import reshard
 from tests.stand_ins import Decoder, Module, loader, seeded, trainer
 from tests.strategies.runs import shard, whole
 

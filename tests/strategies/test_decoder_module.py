@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_norms import generate
+from lightning_norms.cli.main import generate
 from lightning_norms.module import DecoderModule
 from tests.strategies import decoders
 from tests.strategies.launch import launch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_norms import generate
+from lightning_norms.cli.main import generate
 from tests.strategies.launch import ROOT, launch
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from lightning_norms.strategies import parts_with
+from lightning_norms.anatomy.sharding import parts_with
 from tests.strategies import placements
 from tests.strategies.launch import launch
 

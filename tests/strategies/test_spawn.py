@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_norms.events import read
+from lightning_norms.rescue.events import read
 from tests.strategies import runs
 from tests.strategies.launch import launch
 from tests.strategies.test_every_strategy import SEEN, columns

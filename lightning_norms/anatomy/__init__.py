@@ -1,0 +1,1 @@
+"""What any `nn.Module` is made of: blocks, depths, sublayers, and the matrices that write into the residual stream."""

@@ -1,0 +1,131 @@
+"""What depth is in any ``nn.Module``: the group of every parameter, lowest first.
+
+embedding | block_00  block_01 ... block_47 | final_norm  head | other         one stack
+encoder.block_00 ... decoder.block_00 ...                                      several stacks, kept apart
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from lightning_norms.anatomy.names import clean_name, join
+from lightning_norms.anatomy.stacks import Stack, stacks
+
+HEAD = re.compile(
+    r"(^|[._])(lm_)?heads?([._]|$)|classifier|unembed|embed_out|to_logits|(^|\.)(cls|predictions|pooler|score|qa_outputs)\."
+    r"|(^|\.)vocab_(transform|layer_norm|projector)\."
+)
+EMBEDDING = re.compile(r"emb|(^|\.)(entry|wte|wpe)(\.|$)|pos_|cls_token")
+EXIT = re.compile(r"(^|\.)exit(\.|$)")
+FINAL = re.compile(r"final|(^|[._])(ln|norm)_f([._]|$)")
+ROLES = ("embedding", "blocks", "final_norm", "head", "other")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, or like one (DyT): no children, and no parameter beyond a vector.
+
+    Example:
+        >>> is_norm(nn.RMSNorm(8)), is_norm(nn.Linear(8, 8)), is_norm(nn.GELU())
+        (True, False, False)
+    """
+    parameters = list(module.parameters(recurse=False))
+    if not parameters or any(True for child in module.children() for _ in child.parameters()):
+        return False
+    # Under FSDP1 every local shard is a vector, so the shape alone does not tell a matrix's owner from a norm.
+    kind = type(module).__name__.lower()
+    if any(matrix in kind for matrix in ("linear", "conv", "embedding")):
+        return False
+    return "norm" in kind or all(parameter.ndim <= 1 for parameter in parameters)
+
+
+@dataclass(frozen=True)
+class DepthMap:
+    """The stacks of a module and, in depth order, the group of each of its parameters.
+
+    Example:
+        >>> net = nn.Sequential()
+        >>> net.tokens = nn.Embedding(5, 4)
+        >>> net.h = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(11))
+        >>> net.ln_f, net.lm_head = nn.LayerNorm(4), nn.Linear(4, 5)
+        >>> depth = DepthMap.of(net)
+        >>> depth.groups[:2], depth.groups[-3:]
+        (('embedding', 'block_00'), ('block_10', 'final_norm', 'head'))
+        >>> depth.group_of("h.10.linear1.weight"), depth.group_of("nowhere.weight")
+        ('block_10', 'other')
+    """
+
+    stacks: tuple[Stack, ...]
+    groups: tuple[str, ...]
+    by_name: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> DepthMap:
+        """Read ``module``; a tied tensor counts once, under its first name."""
+        found = stacks(module)
+        by_name = {clean_name(name): _group(module, found, name) for name, _ in module.named_parameters()}
+        used = set(by_name.values())
+        return cls(found, tuple(group for group in _order(found) if group in used), by_name)
+
+    def group_of(self, name: str) -> str:
+        """The group of a parameter's (wrapped or clean) name; ``"other"`` for a name that is not known."""
+        name = clean_name(name)
+        return self.by_name.get(name) or _block_of(self.stacks, name) or "other"
+
+
+def _block_of(found: Sequence[Stack], name: str) -> str | None:
+    return next((group for stack in found if (group := stack.group_of(name))), None)
+
+
+def _group(module: nn.Module, found: Sequence[Stack], raw_name: str) -> str:
+    """Group of one parameter: its block, or the role it plays before or after the stack it belongs to."""
+    name = clean_name(raw_name)
+    block = _block_of(found, name)
+    if block:
+        return block
+    parents = [(stack.path.rpartition(".")[0], stack) for stack in found]
+    own = [(parent, stack) for parent, stack in parents if not parent or name.startswith(parent + ".")]
+    stack = max(own, key=lambda pair: len(pair[0]))[1] if own and len(found) > 1 else None
+    label = stack.label if stack and stack.path.rpartition(".")[0] else ""
+    owner = raw_name.rpartition(".")[0]
+    place = _place(module, [stack] if stack else found, clean_name(owner))
+    return join(label, _role(name, module.get_submodule(owner), place))
+
+
+def _place(module: nn.Module, found: Sequence[Stack], owner: str) -> str:
+    """Where a module stands: ``before`` the stacks, ``after`` them, ``around`` (holds one), or nowhere."""
+    if not found or any(stack.path == owner or stack.path.startswith(owner + ".") or not owner for stack in found):
+        return "around" if found else ""
+    if any(owner.startswith(stack.path + ".") for stack in found):
+        return ""  # what stands between the stages of a stack
+    order = [clean_name(name) for name, _ in module.named_modules()]
+    where = order.index(owner)
+    if where < order.index(found[0].path):
+        return "before"
+    return "after" if where > order.index(found[-1].path) else ""
+
+
+def _role(name: str, owner: nn.Module, place: str) -> str:
+    if HEAD.search(name.lower()):
+        return "head"
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag) or EMBEDDING.search(name.lower()):
+        return "embedding"
+    if is_norm(owner) and FINAL.search(name.lower()):
+        return "final_norm"  # OPT registers it before its blocks
+    if is_norm(owner) or EXIT.search(name):
+        return {"before": "embedding", "after": "final_norm"}.get(place, "other")
+    return {"before": "embedding", "after": "head"}.get(place, "other")
+
+
+def _order(found: Sequence[Stack]) -> Iterator[str]:
+    yield "embedding"
+    for stack in found:
+        for role in ROLES:
+            if role == "blocks":
+                yield from (stack.group(index) for index, _ in stack.blocks)
+            elif stack.label:
+                yield join(stack.label, role)
+    yield from ROLES[2:]

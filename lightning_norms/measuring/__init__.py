@@ -1,0 +1,1 @@
+"""One optimizer step in numbers: norms by depth, the size of the residual stream, losses."""

@@ -1,0 +1,271 @@
+"""Pure measurements on tensors, computed and kept on the device: norms by group, update ratio, stream size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_norms.anatomy.stacks import Stack
+
+
+class GroupNorms:
+    r"""L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
+
+    .. math:: n_g = \sqrt{\textstyle\sum_{p \in g} \lVert t_p \rVert_2^2}
+
+    One ``_foreach_norm`` per device and dtype over local shards in float32, one sum by group, and one all-reduce over
+    all ranks (none when nothing is sharded). So every rank gets the true norm.
+
+    Args:
+        parameters: the parameters, each once. Their gradients, updates or values are measured.
+        groups: the group of each parameter.
+        process_group: ranks that hold the rest of each parameter where the tensors do not say so (FSDP1).
+
+    Attributes:
+        is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
+
+    Example:
+        >>> a, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([2.0]))
+        >>> norms = GroupNorms([a, b], ["block_00", "head"])
+        >>> norms.groups, norms.of([a, b]).tolist()
+        (('block_00', 'head'), [5.0, 2.0])
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], groups: Sequence[str], process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.parameters = list(parameters)
+        self.groups = tuple(dict.fromkeys(groups))
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        numbers = [self.groups.index(group) for group in groups]
+        pieces = [process_group.size() if process_group else _pieces(p) for p in self.parameters]
+        self.is_sharded = any(number > 1 for number in pieces)
+        self._is_plain = len({(p.device, p.dtype) for p in self.parameters}) == 1 and not self.is_sharded
+        # Parameters in as many pieces are summed together: usually all of them.
+        self._sections: list[tuple[int, list[int], Tensor]] = []
+        for number in dict.fromkeys(pieces):
+            members = [i for i, other in enumerate(pieces) if other == number]
+            self._sections.append((number, members, torch.tensor([numbers[i] for i in members], device=self.device)))
+
+    @torch.no_grad()
+    def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Norms of one tensor per parameter, in the order of ``parameters``: float32 [groups]. None counts 0."""
+        squares = self.shares(tensors)
+        if self.is_sharded:
+            dist.all_reduce(squares)
+        return squares.sqrt_()
+
+    def gradients(self) -> list[Tensor | None]:
+        """The gradients as they are now, for :meth:`of` and :meth:`shares`."""
+        return [parameter.grad for parameter in self.parameters]
+
+    @torch.no_grad()
+    def shares(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """This rank's share of the squared norms: summed over all ranks (if sharded) they are whole. No collective.
+
+        For whoever has more to sum over ranks, and wants one collective for all of it. What several ranks hold alike
+        counts only in part on each: a tensor in 2 pieces on 4 ranks is there twice, so half of each square.
+        """
+        if self._is_plain and all(tensor is not None and tensor.layout is torch.strided for tensor in tensors):
+            # Nearly always, and a thousandth of a second cheaper than looking at every tensor's kind.
+            squares = _norms([tensor for tensor in tensors if tensor is not None]).square_()
+            return torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0][2], squares)
+        local = [_local(tensor, p) for tensor, p in zip(tensors, self.parameters, strict=True)]
+        total = torch.zeros(len(self.groups), device=self.device)
+        for pieces, members, numbers in self._sections:
+            part = self._squares([local[i] for i in members])
+            if self.is_sharded:
+                part *= pieces / dist.get_world_size()
+            total.index_add_(0, numbers, part)
+        return total
+
+    def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        squares = torch.zeros(len(tensors), device=self.device)
+        buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor is not None and tensor.numel():
+                buckets.setdefault((tensor.device, tensor.dtype), []).append(i)
+        for where in buckets.values():
+            norms = _norms([tensor for i in where if (tensor := tensors[i]) is not None]).to(squares)
+            squares[torch.tensor(where, device=self.device)] = norms.square_()
+        return squares
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """L2 norm of each of some tensors of one device and dtype, computed at least in float32: float32 [tensors]."""
+    # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
+    wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
+    return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide))).float()
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """Norm of everything from the norms of its disjoint groups: root of the sum of squares, never their sum.
+
+    Example:
+        >>> total_norm(torch.tensor([3.0, 4.0])).item()
+        5.0
+    """
+    total: Tensor = torch.linalg.vector_norm(norms)
+    return total
+
+
+def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
+    r"""Size of a step against the size of what it changed.
+
+    .. math:: r = \lVert w_{t+1} - w_t \rVert_2 \, / \, \lVert w_t \rVert_2
+
+    Args:
+        update: norms of the weight change [groups].
+        weight: norms of the weights before the step [groups]. A weight of norm 0 (ReZero's gate at the start) has no
+            ratio: the result is inf, or NaN if it did not move either.
+
+    Source:
+        Andrej Karpathy, CS231n notes, "Ratio of weights:updates" (about 1e-3 is usual for SGD).
+    """
+    return update / weight
+
+
+def mean_square(stream: Tensor) -> Tensor:
+    """Mean of the squared entries in float32: a scalar on the stream's device. Its root is the stream's RMS.
+
+    Example:
+        >>> mean_square(torch.tensor([[3.0, -1.0]], dtype=torch.bfloat16)).sqrt().item()
+        2.2360680103302
+    """
+    return to_local(stream.detach()).float().square().mean()
+
+
+def stream_of(output: Any) -> Tensor | None:
+    """The residual stream in a block's output.
+
+    A tensor is the stream; n streams stacked in one tensor are measured as a whole. Of a tuple, list or mapping (two
+    streams, or hidden states beside a cache) the first tensor is the stream. None if there is no floating-point tensor.
+    """
+    values = output.values() if hasattr(output, "values") and not isinstance(output, Tensor) else output
+    for value in values if not isinstance(values, Tensor) and hasattr(values, "__iter__") else [values]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+            return value
+    return None
+
+
+class StreamMeter:
+    """Root mean square of the residual stream after every block of some stacks, in one device vector.
+
+    Hooks are on the blocks only between :meth:`attach` and :meth:`detach`. The first pass with gradients of each batch
+    counts: activation checkpointing runs a block twice, and evaluation is no training.
+
+    Args:
+        stacks: what :func:`lightning_norms.anatomy.depth.stacks` found. A stack inside a compiled region is left out.
+    """
+
+    NOT_SEEN = -1.0
+    """Stands for a block that did not run; an RMS is never negative."""
+
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        open_stacks = [stack for stack in stacks if not stack.compiled]
+        self._blocks = {stack.group(index): block for stack in open_stacks for index, block in stack.blocks}
+        self._squares: dict[str, list[Tensor]] = {}
+        self._seen: set[str] = set()
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the blocks, in depth order."""
+        return tuple(self._blocks)
+
+    def attach(self) -> None:
+        """Measure the batch that comes next; several batches before :meth:`take` are averaged."""
+        self.detach()
+        self._seen.clear()
+        for group, block in self._blocks.items():
+            self._handles.append(block.register_forward_hook(partial(self._hook, group)))
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, device: torch.device) -> Tensor:
+        """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.
+
+        Starts afresh.
+        """
+        squares, self._squares = self._squares, {}
+        if not self._blocks:
+            return torch.zeros(2, 0, device=device)
+        zero = torch.zeros((), device=device)
+        means = [torch.stack(squares.get(group, [zero])).to(device).mean() for group in self._blocks]
+        ran = torch.tensor([float(group in squares) for group in self._blocks], device=device)
+        return torch.stack([torch.stack(means), ran])
+
+    def rms(self, sums: Tensor) -> Tensor:
+        """RMS by block [blocks], from what :meth:`take` gave on this rank, or its sum over ranks."""
+        square, share = sums.unbind()
+        return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.NOT_SEEN))
+
+    def _hook(self, group: str, block: nn.Module, arguments: Any, output: Any) -> None:
+        stream = stream_of(output)
+        if torch.is_grad_enabled() and group not in self._seen and stream is not None:
+            self._seen.add(group)
+            self._squares.setdefault(group, []).append(mean_square(stream))
+
+
+def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
+    """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
+    if type(model).__name__ != "FullyShardedDataParallel":
+        return None
+    if getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
+        return None
+    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
+    return group
+
+
+def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
+    """Sums of several tensors over all ranks, in one collective.
+
+    Args:
+        parts: of one device and dtype, any shapes; the same on every rank.
+        strategy: the trainer's, for ranks that ``torch.distributed`` does not know (XLA).
+    """
+    flat = torch.cat([part.flatten() for part in parts])
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(flat)  # not strategy.reduce, which waits at a barrier first: a second collective
+    else:
+        flat = strategy.reduce(flat, reduce_op="sum")
+    pieces = torch.split(flat, [part.numel() for part in parts])
+    return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's piece of a tensor; the tensor itself where it is whole."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """This rank's dense share of ``tensor``."""
+    if tensor is None or (type(tensor) is Tensor and tensor.layout is torch.strided):
+        return tensor  # nearly always, and looking for what a tensor lacks is slow
+    if tensor.layout == torch.sparse_coo:
+        return tensor.coalesce().values()  # embeddings with sparse=True; a row may be listed twice before this
+    if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        tensor = tensor.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    return to_local(tensor)
+
+
+def _pieces(parameter: Tensor) -> int:
+    """Into how many different pieces a parameter is cut; 1 if every rank has all of it."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 1
+    # Not `is_shard()`: the strided shards of tensor parallel + FSDP say no to it.
+    sharded = (not placement.is_replicate() for placement in parameter.placements)  # type: ignore[attr-defined]
+    return math.prod(mesh.size(dimension) for dimension, cut in enumerate(sharded) if cut)

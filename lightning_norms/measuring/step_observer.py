@@ -1,0 +1,159 @@
+"""One optimizer step in numbers, before it is taken: the loss, the gradient by depth, what is not finite.
+
+One small collective and one copy to the host a step: to skip is decided on the host, and that read is its price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.measuring.norms_by_group import GroupNorms, sharding_group, sum_over_ranks, total_norm
+from lightning_norms.measuring.trained_parameters import TrainedParameters
+from lightning_norms.rescue.rules import Observation
+
+
+class StepObserver:
+    """Keeps the losses of an accumulation window on the device, and reads everything once a step.
+
+    Args:
+        module: whose depths are watched.
+
+    Attributes:
+        has_changed: whether parameters were frozen or unfrozen since the step before the last observation.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._depth = DepthMap.of(module)
+        self._trained = TrainedParameters(module)
+        self._losses: list[Tensor] = []
+        self._norms: GroupNorms | None = None
+        self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
+        self.has_changed = False
+
+    @property
+    def has_depths(self) -> bool:
+        """Whether blocks were found, so that a stall can be seen."""
+        return bool(self._depth.stacks)
+
+    @property
+    def is_within_window(self) -> bool:
+        """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
+        return bool(self._losses)
+
+    def add_loss(self, trainer: Any, loss: Tensor, automatic: bool) -> None:
+        """Take in a loss as ``on_before_backward`` gives it: divided by the window, times the AMP scale."""
+        value = loss.detach().float()
+        if automatic:
+            value = value * trainer.accumulate_grad_batches
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None and scaler._scale is not None:
+            value = value / scaler._scale
+        self._losses.append(value)
+
+    @torch.no_grad()
+    def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
+        """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
+        norms = self._norms_of(trainer, optimizer)
+        squares = norms.shares(norms.gradients())
+        losses = self._loss_sums(squares.device)
+        if norms.is_sharded:
+            losses, squares = sum_over_ranks([losses, squares], trainer.strategy)
+        elif trainer.world_size > 1:
+            (losses,) = sum_over_ranks([losses], trainer.strategy)
+        gradients = squares.sqrt()
+        scale = pending_scale(trainer, optimizer)
+        if scale is not None:
+            gradients = gradients / scale.to(gradients)
+        # One tensor, one copy: [sum of finite losses, their number, the number of others, total, norms by group]
+        sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
+        stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
+        bad += sum(not math.isfinite(norm) for norm in by_group)
+        return Observation(sum_ / count if count else None, total, int(bad), stacks)
+
+    def _loss_sums(self, device: torch.device) -> Tensor:
+        losses, self._losses = self._losses, []
+        if not losses:
+            return torch.zeros(3, device=device)
+        values = torch.stack([loss.to(device) for loss in losses])
+        finite = values.isfinite().sum()
+        # A NaN must not erase the others' sum, and every rank must come to the same numbers.
+        return torch.stack([values.nan_to_num(0.0, 0.0, 0.0).sum(), finite, len(values) - finite])
+
+    def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
+        """The optimizer's trainable parameters by group."""
+        changed = self._trained.have_changed(optimizer)
+        self.has_changed = changed and self._norms is not None
+        if changed or self._norms is None:
+            named = self._trained.named()
+            groups = [self._depth.group_of(name) for name, _ in named]
+            self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
+            place = {group: at for at, group in enumerate(self._norms.groups)}
+            blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
+            self._places = tuple([place[name] for name in names if name in place] for names in blocks)
+        return self._norms
+
+
+class BufferKeeper:
+    """Copies of the buffers that a forward pass changes (running statistics), which a skipped step must not leave.
+
+    Only what was written to is copied, as the tensors' version counters tell: nothing at all in most Transformers.
+    Batch norm writes its running statistics past these counters, so ``running_...`` always counts as written to.
+
+    Args:
+        module: whose buffers are kept.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        # Looked for once: most of a Transformer's thousand modules have no buffer, and a walk costs more than a copy.
+        self._owners = [(name, part) for name, part in module.named_modules() if part._buffers]
+        self._kept: dict[str, tuple[Tensor, int, Tensor]] = {}  # name -> the buffer, its version, its copy
+        self.keep()
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for prefix, part in self._owners:
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    yield f"{prefix}.{name}", buffer
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Take the present values as those to go back to."""
+        self._kept = {
+            name: self._kept[name] if self._is_unchanged(name, buffer) else (buffer, _version(buffer), buffer.clone())
+            for name, buffer in self._buffers()
+        }
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo what was written since; a buffer of another shape, or a new one, stays."""
+        for name, buffer in self._buffers():
+            copy = self._kept[name][2] if name in self._kept else buffer
+            if not self._is_unchanged(name, buffer) and copy.shape == buffer.shape:
+                buffer.copy_(copy)
+        self.keep()
+
+    def _is_unchanged(self, name: str, buffer: Tensor) -> bool:
+        if name.rpartition(".")[2].startswith("running_") or name not in self._kept:
+            return False
+        return self._kept[name][0] is buffer and self._kept[name][1] == _version(buffer)
+
+
+def _version(tensor: Tensor) -> int:
+    # One that validation has made in inference mode cannot be written to by training.
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:
+    """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    scale: Tensor | None = scaler._scale
+    return scale

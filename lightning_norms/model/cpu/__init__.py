@@ -1,0 +1,1 @@
+"""Code that is only there to be fast on a processor."""

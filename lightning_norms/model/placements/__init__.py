@@ -1,0 +1,1 @@
+"""Where norms sit: every published placement, by family."""

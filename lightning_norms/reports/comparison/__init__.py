@@ -1,0 +1,1 @@
+"""What a comparison shows: console, page, Markdown and figures."""

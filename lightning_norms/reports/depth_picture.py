@@ -1,0 +1,131 @@
+"""Plain numbers to pictures, without a display and without matplotlib's global state."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from lightning_norms.measuring.depth_history import Profile
+
+MOST_DECADES, FEWEST_DECADES = 12, 4
+ZERO, INFINITE, MISSING = "hotpink", "red", "lightgrey"
+
+
+def depth_heat_map(profile: Profile, title: str, unit: str) -> Figure:
+    """Depth (block 0 at the bottom) by optimizer step, colour on a log scale.
+
+    ::
+
+        head     ▒▒▒▒▒▒▒▒   top
+        47       ▓▓▓▓▓▓▓▓
+        ...
+        0        ▓▒░░····   a bottom that goes dark has stopped learning
+        embedding▓▒░░····
+                 0  30  90  optimizer step
+
+    Args:
+        profile: values [groups][steps]. Exact zeros are pink, infinities red, NaN grey.
+        title: what is shown.
+        unit: label of the colour bar, with the unit.
+    """
+    values = np.array(profile.values, dtype=np.float64).reshape(len(profile.groups), len(profile.steps))
+    figure = Figure(figsize=(9.5, 6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    low, high = _limits(values)
+    colours = colormaps["viridis"].with_extremes(bad=MISSING, under=ZERO, over=INFINITE)
+    # Outside the colour range means zero or infinite, so what is merely tiny is shown as the lowest colour.
+    shown = np.select([values <= 0, np.isposinf(values)], [low / 10, high * 10], np.clip(values, low, high))
+    edges = _edges(profile)
+    columns = np.arange(len(profile.steps) + 1)
+    image = axes.pcolormesh(columns, edges, np.ma.masked_invalid(shown), norm=LogNorm(low, high), cmap=colours)
+    figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+    axes.set_title(title)
+    _label_depth(axes, profile, edges)
+    _label_steps(axes, profile.steps)
+    _explain(figure, values)
+    return figure
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write ``figure`` to ``path``, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+    return path
+
+
+def pixels(figure: Figure) -> NDArray[np.uint8]:
+    """The picture as uint8 [height, width, 3], for a logger's ``add_image``."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="rgba", dpi=figure.dpi)
+    width, height = (int(side) for side in figure.canvas.get_width_height())
+    rgba: NDArray[np.uint8] = np.frombuffer(buffer.getvalue(), dtype=np.uint8).reshape(height, width, 4)
+    return np.ascontiguousarray(rgba[:, :, :3])
+
+
+def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Colour range: from the largest down to the least positive finite value, but 4 to 12 decades.
+
+    Four at the least, so that a calm run looks calm: its noise must not fill the colours of a dying one.
+    """
+    good = values[np.isfinite(values) & (values > 0)]
+    if not good.size:
+        return 0.1, 1.0
+    high = float(np.clip(good.max(), 1e-60, 1e60))  # matplotlib's logarithms end at the ends of float64
+    low = float(np.clip(good.min(), high * 10.0**-MOST_DECADES, high * 10.0**-FEWEST_DECADES))
+    return low, high
+
+
+def _edges(profile: Profile) -> NDArray[np.float64]:
+    """Row borders: what is no block gets more height in a deep network, so that its name has room."""
+    blocks = {row for rows in profile.stacks().values() for row in rows}
+    extra = max(1.0, len(profile.groups) / 24)
+    return np.cumsum([0.0, *(1.0 if row in blocks else extra for row in range(len(profile.groups)))])
+
+
+def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64]) -> None:
+    """Name every group that is not a block, and about a dozen blocks of each stack."""
+    stacks = profile.stacks()
+    blocks = {row for rows in stacks.values() for row in rows}
+    labels = {row: group for row, group in enumerate(profile.groups) if row not in blocks}
+    for label, rows in stacks.items():
+        every = max(1, math.ceil(len(rows) / (12 / len(stacks))))
+        for i, row in enumerate(rows):
+            last = len(rows) - 1
+            if i == last or (i % every == 0 and last - i >= every / 2):
+                labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
+    axes.set_yticks([(edges[row] + edges[row + 1]) / 2 for row in labels], list(labels.values()), fontsize=9)
+    axes.set_ylabel("depth (block, from the bottom up)")
+    for row in range(1, len(profile.groups)):
+        if (row in blocks) != (row - 1 in blocks):
+            axes.axhline(edges[row], color="white", linewidth=1.5)
+
+
+def _label_steps(axes: Axes, steps: Sequence[int]) -> None:
+    every, last = max(1, math.ceil(len(steps) / 10)), len(steps) - 1
+    shown = [i for i in range(len(steps)) if i == last or (i % every == 0 and last - i >= every / 2)]
+    axes.set_xticks([column + 0.5 for column in shown], [str(steps[column]) for column in shown])
+    axes.set_xlabel("optimizer step")
+
+
+def _explain(figure: Figure, values: NDArray[np.float64]) -> None:
+    """A legend for the colours that are not on the colour bar, if any of them is in the picture."""
+    kinds = (
+        (ZERO, "exactly 0", values <= 0),
+        (INFINITE, "infinite", np.isposinf(values)),
+        (MISSING, "NaN or not measured", np.isnan(values)),
+    )
+    patches = [Patch(color=colour, label=label) for colour, label, where in kinds if where.any()]
+    if patches:
+        figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False)

@@ -1,0 +1,1 @@
+"""What a diagnosis shows: console, page and figures."""

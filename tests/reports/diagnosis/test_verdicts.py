@@ -1,0 +1,129 @@
+"""Short runs whose end is known, and the word that each of them must get."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.reports.diagnosis.data import Trial, TrialEvent, Verdict
+from lightning_norms.reports.diagnosis.verdicts import has_arrived, has_learnt, is_dead, judge, level, settled
+
+NAN = math.nan
+
+
+def trial(losses, events=(), stalled=0, blocks=(), constant=3.17):
+    profile = Profile(tuple(f"block_{i:02d}" for i in range(len(blocks))), (0,), tuple((value,) for value in blocks))
+    found = tuple(TrialEvent(step, cause, "said") for step, cause in events)
+    excess = () if constant is None else tuple(loss - constant for loss in losses)
+    shown = {"losses": tuple(losses), "excess": excess, "gradients": profile, "events": found}
+    return Trial("as given", "", {}, 0, len(losses), stalled_steps=stalled, **shown)
+
+
+def falling(start, end, steps=60):
+    return [end + (start - end) * math.exp(-step / 8) for step in range(steps)]
+
+
+CASES = [
+    # as the measured runs: dead post-norm, its healthy pre-norm twin, whose loss is the same at step 60
+    ("dead post-norm", trial(falling(6.0, 3.2), [(6, "stall")], stalled=54), 3.17, Verdict.STALLS),
+    ("healthy twin", trial(falling(6.0, 3.1)), 3.17, Verdict.TRAINS),
+    ("on its way", trial(falling(6.0, 3.2, 25)), 3.17, Verdict.TRAINS),
+    ("flat at the constant, after a spike", trial(falling(18.0, 3.2, 150), [(2, "spike")]), 3.17, Verdict.SPIKES),
+    ("flat at the constant", trial(falling(6.0, 3.2, 150)), 3.17, Verdict.UNDECIDED),
+    (
+        "dead before it reaches the floor",
+        trial(falling(6.0, 3.2, 16), [(6, "stall")], stalled=10),
+        3.17,
+        Verdict.STALLS,
+    ),
+    ("weak depths for a moment", trial(falling(6.0, 2.4), [(20, "stall")]), 3.17, Verdict.TRAINS),
+    ("weak depths, but it has learnt", trial(falling(6.0, 2.4), [(6, "stall")], stalled=54), 3.17, Verdict.TRAINS),
+    ("weak only at the end", trial(falling(6.0, 3.2), [(57, "stall")], stalled=3), 3.17, Verdict.UNDECIDED),
+    (
+        "labels unknown, no gradient",
+        trial(falling(6.0, 3.2), [(6, "stall")], stalled=54, constant=None),
+        None,
+        Verdict.STALLS,
+    ),
+    ("NaN", trial([5.0, 4.0, NAN], [(2, "non_finite")]), 3.17, Verdict.NON_FINITE),
+    ("goes up and stays", trial([5.0, 4.0, 3.0] + [9.0] * 20, [(3, "spike")]), 3.17, Verdict.DIVERGES),
+    ("up from the first step", trial([3.0] + [40.0] * 20, constant=2.3), 2.3, Verdict.DIVERGES),
+    (
+        "one spike that passed",
+        trial([*falling(6, 2.4, 30), 9.0, *falling(4, 2.4, 30)], [(30, "spike")]),
+        3.17,
+        Verdict.TRAINS,
+    ),
+    (
+        "spike after spike",
+        trial([*falling(6, 3.2, 40)], [(9, "spike"), (19, "spike"), (29, "spike")]),
+        3.17,
+        Verdict.SPIKES,
+    ),
+    ("flat", trial([5.5, 5.51, 5.49, 5.5] * 10), 3.17, Verdict.UNDECIDED),
+    ("too few steps", trial(falling(6.0, 3.2, 6)), 3.17, Verdict.UNDECIDED),
+    ("a loss below zero", trial(falling(1.0, -4.0), constant=None), None, Verdict.TRAINS),
+    ("no loss at all", trial([NAN, NAN]), None, Verdict.UNDECIDED),
+]
+
+
+@pytest.mark.parametrize(("short_run", "constant", "verdict"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_the_word_for_a_run_whose_end_is_known(short_run, constant, verdict):
+    assert judge(short_run, constant)[0] is verdict
+
+
+def test_a_start_above_knowing_nothing_does_not_make_the_rest_easy():
+    """A broken init starts at 60; 16 is a fall, but no learning where knowing nothing costs 2.4."""
+    short_run = trial(falling(60.0, 16.0), constant=2.3)
+    assert judge(short_run, 2.3)[0] is Verdict.TRAINS
+    assert judge(short_run, 2.3, 2.4)[0] is Verdict.UNDECIDED
+
+
+def test_the_reason_says_the_numbers():
+    reason = judge(trial(falling(6.0, 3.2), [(6, "stall")], stalled=54), 3.17)[1]
+    assert "54 steps" in reason
+    assert "3.17" in reason
+    assert "+0.03" in reason
+    assert "every depth kept" in judge(trial(falling(6.0, 2.4), blocks=(1.0, 2.0)), 3.17)[1]
+    assert "the others learn alone" in judge(trial(falling(6.0, 2.4), stalled=54), 3.17)[1]
+
+
+def test_ten_steps_without_a_gradient_are_dead_and_nine_are_not():
+    excess = [loss - 3.17 for loss in falling(6.0, 3.2)]
+    assert is_dead(excess, 10, 3.17)
+    assert not is_dead(excess, 9, 3.17)
+    assert not is_dead([loss - 3.17 for loss in falling(6.0, 2.4)], 60, 3.17)
+
+
+def test_learnt_is_below_a_constant_prediction_by_more_than_chance():
+    assert has_learnt([-0.1] * 20, 3.17)
+    assert not has_learnt([-0.02] * 20, 3.17)  # within 1 per cent of the constant's loss
+    assert not has_learnt([-0.1, 0.5, -0.7, 0.4, -0.6] * 4, 3.17)  # below on average, and not by three standard errors
+    assert not has_learnt([-0.1] * 20, None)
+    assert level([9.0] * 20 + [1.0] * 10) == 1.0
+
+
+def test_flat_and_near_the_constant_has_arrived_and_a_slow_fall_has_not():
+    flat = [2.0] * 20 + [0.03, 0.02] * 30
+    assert has_arrived(flat, 2.4, 3.17)
+    assert not has_arrived([2.0] * 20 + [0.3 - 0.004 * step for step in range(60)], 2.4, 3.17)
+    assert not has_arrived([2.0] * 20 + [0.9] * 60, 2.4, 3.17)  # flat, but far away: it may be on a plateau
+    assert not has_arrived(flat[:50], 2.4, 3.17)  # too few steps to call them flat
+
+
+def test_a_plateau_is_death_if_another_run_has_learnt_from_the_same_batches():
+    flat, better = trial(falling(6.0, 3.2, 150)), trial(falling(6.0, 2.5, 150))
+    flat = replace(flat, verdict=Verdict.UNDECIDED, reason=judge(flat, 3.17)[1])
+    assert settled(flat, [flat], 3.17) is flat
+    found = settled(flat, [flat, better], 3.17)
+    assert found.verdict is Verdict.STALLS
+    assert "-0.67" in found.reason
+    slow = replace(flat, reason="the loss hardly moved in 20 steps: 6 to 6")
+    assert settled(slow, [better], 3.17) is slow
+
+
+def test_a_loss_that_rises_is_not_said_to_have_moved_a_little():
+    verdict, reason = judge(trial([1.0 + 0.01 * i for i in range(10)], constant=None), None)[:2]
+    assert verdict is Verdict.UNDECIDED
+    assert reason.startswith("the loss did not come down in 10 steps")
