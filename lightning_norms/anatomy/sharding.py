@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 def is_deepspeed(strategy: object) -> bool:
@@ -43,3 +49,44 @@ def parts_with(module: nn.Module, method: str) -> list[nn.Module]:
         1
     """
     return [part for part in module.modules() if callable(getattr(type(part), method, None))]
+
+
+def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
+    """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
+    if type(model).__name__ != "FullyShardedDataParallel":
+        return None
+    if getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
+        return None
+    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
+    return group
+
+
+def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
+    """Sums of several tensors over all ranks, in one collective.
+
+    Args:
+        parts: of one device and dtype, any shapes; the same on every rank.
+        strategy: the trainer's, for ranks that ``torch.distributed`` does not know (XLA).
+    """
+    flat = torch.cat([part.flatten() for part in parts])
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(flat)  # not strategy.reduce, which waits at a barrier first: a second collective
+    else:
+        flat = strategy.reduce(flat, reduce_op="sum")
+    pieces = torch.split(flat, [part.numel() for part in parts])
+    return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's piece of a tensor; the tensor itself where it is whole."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:
+    """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None
+    scale: Tensor | None = scaler._scale
+    return scale

@@ -18,19 +18,11 @@ from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
-from lightning_norms.anatomy.sharding import is_deepspeed
+from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale, sharding_group, sum_over_ranks, to_local
 from lightning_norms.checks import check_switches
 from lightning_norms.measuring.depth_history import DepthHistory
-from lightning_norms.measuring.norms_by_group import (
-    GroupNorms,
-    StreamMeter,
-    sharding_group,
-    sum_over_ranks,
-    to_local,
-    total_norm,
-    update_ratio,
-)
-from lightning_norms.measuring.step_observer import pending_scale
+from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm, update_ratio
+from lightning_norms.measuring.stream import StreamMeter
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
 

@@ -19,16 +19,17 @@ from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
 from lightning_norms.checks import check_pattern, check_switches
 from lightning_norms.learning_rate import Factors, factors_of
-from lightning_norms.measuring.step_observer import BufferKeeper, StepObserver
+from lightning_norms.measuring.observation import Observation
+from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
+from lightning_norms.rescue.buffers import BufferKeeper
 from lightning_norms.rescue.events import Event, EventLog
 from lightning_norms.rescue.ladder import Ladder, Limits
-from lightning_norms.rescue.rules import Finding, Observation, find_non_finite
+from lightning_norms.rescue.rules import Finding, Watch, find_non_finite
 from lightning_norms.rescue.skip import NoClipping, Overflow, skip_step
 from lightning_norms.rescue.snapshot import Snapshot
 from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
-from lightning_norms.watch import Watch
 
 NAME = "fallback"
 MARK = "residual_rescaled"

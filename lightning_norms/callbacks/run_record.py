@@ -14,9 +14,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_norms.measuring.depth_history import DepthHistory
+from lightning_norms.measuring.spike_score import SpikeScore
 from lightning_norms.metrics import GRAD_NORM, VAL_BITS_PER_BYTE
 from lightning_norms.reports.typed_json import as_plain
-from lightning_norms.rescue.rules import SpikeScore
 
 FILE = "record.json"
 CACHE_POSITIONS, CACHE_BYTES = 4096, 2

@@ -14,14 +14,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_norms.data import arguments
+from lightning_norms import checks
 from lightning_norms.data.encoding import cache_folder
 from lightning_norms.data.loading import Batch, TrainingBatches, ValidationBatches, loader
 from lightning_norms.data.sampling import ValidationOrder, WindowOrder
 from lightning_norms.data.sources import TextSource
 from lightning_norms.data.splitting import Split
 from lightning_norms.data.tokenizing import Tokenizer
-from lightning_norms.data.tokens import Bytes, Tokens
+from lightning_norms.data.tokens import Bytes, Tokens, recipe
 
 logger = logging.getLogger(__name__)
 
@@ -79,19 +79,19 @@ class TextDataModule(LightningDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        self.train = None if train is None else arguments.patterns("train", train)
-        self.val = None if val is None else arguments.named_patterns("val", val)
-        self.context_length = arguments.whole("context_length", context_length, 1)
-        self.batch_size = arguments.whole("batch_size", batch_size, 1)
-        self.val_batch_size = None if val_batch_size is None else arguments.whole("val_batch_size", val_batch_size, 1)
-        self.tokens = arguments.recipe(tokens)
-        self.val_fraction = arguments.fraction("val_fraction", val_fraction)
+        self.train = None if train is None else checks.patterns("train", train)
+        self.val = None if val is None else checks.named_patterns("val", val)
+        self.context_length = checks.whole("context_length", context_length, 1)
+        self.batch_size = checks.whole("batch_size", batch_size, 1)
+        self.val_batch_size = None if val_batch_size is None else checks.whole("val_batch_size", val_batch_size, 1)
+        self.tokens = recipe(tokens)
+        self.val_fraction = checks.fraction("val_fraction", val_fraction)
         # Lightning keeps the seed of seed_everything in the environment, so that every process of a run sees it.
         global_seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        self.seed = global_seed if seed is None else arguments.whole("seed", seed, 0)
-        self.split_seed = arguments.whole("split_seed", split_seed, 0)
+        self.seed = global_seed if seed is None else checks.whole("seed", seed, 0)
+        self.split_seed = checks.whole("split_seed", split_seed, 0)
         self.cache_dir = cache_dir
-        self.num_workers = arguments.whole("num_workers", num_workers, 0)
+        self.num_workers = checks.whole("num_workers", num_workers, 0)
         split = Split(self.val_fraction, self.split_seed) if self.val_fraction else None
         self._source = TextSource(self.train, self.val, split, self.tokens, cache_folder(cache_dir))
         self._restored_batches = 0

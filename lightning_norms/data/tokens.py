@@ -123,3 +123,11 @@ class BytePairs(Tokens):
         )
         learner.train_from_iterator(texts(), trainer)
         return BytePairTokenizer(learner.to_str())
+
+
+def recipe(value: object) -> Tokens:
+    """A recipe for tokens."""
+    if not isinstance(value, Tokens):
+        names = sorted(kind.__name__ for kind in Tokens.__subclasses__())
+        raise ValueError(f"data.tokens must be one of {', '.join(names)}, got {value!r}")
+    return value

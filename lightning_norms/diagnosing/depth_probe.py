@@ -18,7 +18,7 @@ from lightning_norms.anatomy.depth import is_norm
 from lightning_norms.anatomy.names import clean_name
 from lightning_norms.anatomy.stacks import Stack
 from lightning_norms.anatomy.writers import Matrix
-from lightning_norms.measuring.norms_by_group import mean_square, stream_of
+from lightning_norms.measuring.stream import mean_square, stream_of
 
 
 class DepthProbe:

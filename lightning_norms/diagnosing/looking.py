@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.anatomy.sharding import pending_scale, sharding_group
 from lightning_norms.anatomy.writers import Matrix, residual_writers
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.initial_flags import identical_blocks, rescaled_already, trained_already, traps
@@ -27,8 +28,8 @@ from lightning_norms.diagnosing.pass_flags import (
     without_gradient,
 )
 from lightning_norms.diagnosing.run_facts import facts_of, refuse
-from lightning_norms.measuring.norms_by_group import GroupNorms, sharding_group, update_ratio
-from lightning_norms.measuring.step_observer import StepObserver, pending_scale
+from lightning_norms.measuring.norms_by_group import GroupNorms, update_ratio
+from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.reports.diagnosis.data import DepthProfile, Facts, Flag, Look
 from lightning_norms.reports.statistics import growths
 

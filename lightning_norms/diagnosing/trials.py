@@ -19,17 +19,11 @@ from lightning_norms.diagnosing.counterfactual import Change
 from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.learning_rate import factors_of
 from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.reports.diagnosis.data import Trial, TrialEvent
 from lightning_norms.reports.diagnosis.verdicts import is_dead, judge, level
-from lightning_norms.rescue.rules import (
-    DivergenceRule,
-    Finding,
-    Observation,
-    SpikeRule,
-    StallRule,
-    find_non_finite,
-)
+from lightning_norms.rescue.rules import DivergenceRule, Finding, SpikeRule, StallRule, find_non_finite
 
 NAME = "trial"
 PATIENCE_WITH_SCALER = 20

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
-from lightning_norms.anatomy.stacks import Stack
+from lightning_norms.anatomy.sharding import to_local
 
 
 class GroupNorms:
@@ -130,124 +127,6 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
         Andrej Karpathy, CS231n notes, "Ratio of weights:updates" (about 1e-3 is usual for SGD).
     """
     return update / weight
-
-
-def mean_square(stream: Tensor) -> Tensor:
-    """Mean of the squared entries in float32: a scalar on the stream's device. Its root is the stream's RMS.
-
-    Example:
-        >>> mean_square(torch.tensor([[3.0, -1.0]], dtype=torch.bfloat16)).sqrt().item()
-        2.2360680103302
-    """
-    return to_local(stream.detach()).float().square().mean()
-
-
-def stream_of(output: Any) -> Tensor | None:
-    """The residual stream in a block's output.
-
-    A tensor is the stream; n streams stacked in one tensor are measured as a whole. Of a tuple, list or mapping (two
-    streams, or hidden states beside a cache) the first tensor is the stream. None if there is no floating-point tensor.
-    """
-    values = output.values() if hasattr(output, "values") and not isinstance(output, Tensor) else output
-    for value in values if not isinstance(values, Tensor) and hasattr(values, "__iter__") else [values]:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-            return value
-    return None
-
-
-class StreamMeter:
-    """Root mean square of the residual stream after every block of some stacks, in one device vector.
-
-    Hooks are on the blocks only between :meth:`attach` and :meth:`detach`. The first pass with gradients of each batch
-    counts: activation checkpointing runs a block twice, and evaluation is no training.
-
-    Args:
-        stacks: what :func:`lightning_norms.anatomy.depth.stacks` found. A stack inside a compiled region is left out.
-    """
-
-    NOT_SEEN = -1.0
-    """Stands for a block that did not run; an RMS is never negative."""
-
-    def __init__(self, stacks: Sequence[Stack]) -> None:
-        open_stacks = [stack for stack in stacks if not stack.compiled]
-        self._blocks = {stack.group(index): block for stack in open_stacks for index, block in stack.blocks}
-        self._squares: dict[str, list[Tensor]] = {}
-        self._seen: set[str] = set()
-        self._handles: list[RemovableHandle] = []
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names of the blocks, in depth order."""
-        return tuple(self._blocks)
-
-    def attach(self) -> None:
-        """Measure the batch that comes next; several batches before :meth:`take` are averaged."""
-        self.detach()
-        self._seen.clear()
-        for group, block in self._blocks.items():
-            self._handles.append(block.register_forward_hook(partial(self._hook, group)))
-
-    def detach(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def take(self, device: torch.device) -> Tensor:
-        """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.
-
-        Starts afresh.
-        """
-        squares, self._squares = self._squares, {}
-        if not self._blocks:
-            return torch.zeros(2, 0, device=device)
-        zero = torch.zeros((), device=device)
-        means = [torch.stack(squares.get(group, [zero])).to(device).mean() for group in self._blocks]
-        ran = torch.tensor([float(group in squares) for group in self._blocks], device=device)
-        return torch.stack([torch.stack(means), ran])
-
-    def rms(self, sums: Tensor) -> Tensor:
-        """RMS by block [blocks], from what :meth:`take` gave on this rank, or its sum over ranks."""
-        square, share = sums.unbind()
-        return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.NOT_SEEN))
-
-    def _hook(self, group: str, block: nn.Module, arguments: Any, output: Any) -> None:
-        stream = stream_of(output)
-        if torch.is_grad_enabled() and group not in self._seen and stream is not None:
-            self._seen.add(group)
-            self._squares.setdefault(group, []).append(mean_square(stream))
-
-
-def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
-    """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
-    if type(model).__name__ != "FullyShardedDataParallel":
-        return None
-    if getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
-        return None
-    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
-    return group
-
-
-def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
-    """Sums of several tensors over all ranks, in one collective.
-
-    Args:
-        parts: of one device and dtype, any shapes; the same on every rank.
-        strategy: the trainer's, for ranks that ``torch.distributed`` does not know (XLA).
-    """
-    flat = torch.cat([part.flatten() for part in parts])
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(flat)  # not strategy.reduce, which waits at a barrier first: a second collective
-    else:
-        flat = strategy.reduce(flat, reduce_op="sum")
-    pieces = torch.split(flat, [part.numel() for part in parts])
-    return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
-
-
-def to_local(tensor: Tensor) -> Tensor:
-    """This rank's piece of a tensor; the tensor itself where it is whole."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
 
 
 def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:

@@ -6,7 +6,6 @@ One small collective and one copy to the host a step: to skip is decided on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.measuring.norms_by_group import GroupNorms, sharding_group, sum_over_ranks, total_norm
+from lightning_norms.anatomy.sharding import pending_scale, sharding_group, sum_over_ranks
+from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm
+from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.trained_parameters import TrainedParameters
-from lightning_norms.rescue.rules import Observation
 
 
 class StepObserver:
@@ -98,62 +98,3 @@ class StepObserver:
             blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
         return self._norms
-
-
-class BufferKeeper:
-    """Copies of the buffers that a forward pass changes (running statistics), which a skipped step must not leave.
-
-    Only what was written to is copied, as the tensors' version counters tell: nothing at all in most Transformers.
-    Batch norm writes its running statistics past these counters, so ``running_...`` always counts as written to.
-
-    Args:
-        module: whose buffers are kept.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        # Looked for once: most of a Transformer's thousand modules have no buffer, and a walk costs more than a copy.
-        self._owners = [(name, part) for name, part in module.named_modules() if part._buffers]
-        self._kept: dict[str, tuple[Tensor, int, Tensor]] = {}  # name -> the buffer, its version, its copy
-        self.keep()
-
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for prefix, part in self._owners:
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    yield f"{prefix}.{name}", buffer
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """Take the present values as those to go back to."""
-        self._kept = {
-            name: self._kept[name] if self._is_unchanged(name, buffer) else (buffer, _version(buffer), buffer.clone())
-            for name, buffer in self._buffers()
-        }
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Undo what was written since; a buffer of another shape, or a new one, stays."""
-        for name, buffer in self._buffers():
-            copy = self._kept[name][2] if name in self._kept else buffer
-            if not self._is_unchanged(name, buffer) and copy.shape == buffer.shape:
-                buffer.copy_(copy)
-        self.keep()
-
-    def _is_unchanged(self, name: str, buffer: Tensor) -> bool:
-        if name.rpartition(".")[2].startswith("running_") or name not in self._kept:
-            return False
-        return self._kept[name][0] is buffer and self._kept[name][1] == _version(buffer)
-
-
-def _version(tensor: Tensor) -> int:
-    # One that validation has made in inference mode cannot be written to by training.
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:
-    """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return None
-    scale: Tensor | None = scaler._scale
-    return scale

@@ -14,8 +14,7 @@ Tensors are this rank's: a DTensor counts as its local shard.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_norms.anatomy.sharding import reshard
+from lightning_norms.rescue.averages import _average_tensors, is_average
 
 Key = tuple[str | int, ...]
-_AVERAGE = re.compile(r"(?i:average)|EMA|Ema(?![a-z])|(?<![a-z])ema(?![a-z])")
 
 
 class Sources:
@@ -140,19 +139,6 @@ def revive(sources: Sources, key: Key, saved: Tensor) -> None:
         sources.put(key, _like_parameter(saved, sources.parameters[str(key[2])]))
 
 
-def is_average(module: object, attribute: str = "") -> bool:
-    """Whether this is a weight average: an ``AveragedModel``, or a module with EMA or average in a name.
-
-    Example:
-        >>> is_average(nn.Linear(1, 1)), is_average(nn.Linear(1, 1), "_average_model")
-        (False, True)
-    """
-    names = (type(module).__name__, attribute)
-    return isinstance(module, nn.Module) and (
-        hasattr(module, "n_averaged") or any(_AVERAGE.search(name) is not None for name in names)
-    )
-
-
 def local(tensor: Tensor) -> Tensor:
     """This rank's share of a tensor, detached; of an expanded tensor the few numbers behind its many names."""
     tensor = tensor.detach()
@@ -197,29 +183,3 @@ def _states(optimizer: Any, names: Mapping[int, str]) -> dict[str, MutableMappin
     if any(isinstance(entry, str) for entry in optimizer.state):
         states[""] = optimizer.state
     return states
-
-
-def _average_tensors(average: Any) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of a weight average, under the names that the module itself has, maybe after "module."."""
-    if isinstance(average, nn.Module):
-        yield from average.named_parameters()
-        yield from average.named_buffers()
-        return
-    for name, value in _attributes(average):
-        if is_average(value, name):
-            yield from _average_tensors(value)
-        elif name == "n_averaged" and isinstance(value, Tensor):  # StochasticWeightAveraging counts by itself
-            yield name, value
-
-
-def _attributes(owner: object) -> Iterable[tuple[str, Any]]:
-    return getattr(owner, "__dict__", {}).items()
-
-
-def find_averages(callbacks: Iterable[Any]) -> tuple[Any, ...]:
-    """Callbacks that keep a weight average: Lightning's ``WeightAveraging`` and ``StochasticWeightAveraging``, others.
-
-    Args:
-        callbacks: ``trainer.callbacks``.
-    """
-    return tuple(each for each in callbacks if any(is_average(value, name) for name, value in _attributes(each)))

@@ -16,28 +16,14 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Any
+
+from lightning_norms.measuring.observation import Observation
+from lightning_norms.measuring.spike_score import SpikeScore
 
 WINDOW = 16
 """Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One optimizer step before it is taken, the same on every rank.
-
-    Args:
-        loss: mean over the accumulation window and the ranks, undivided and unscaled; None if there is none.
-        grad_norm: L2 norm of the whole gradient, unscaled, before clipping.
-        non_finite: losses and gradient groups that are NaN or infinite.
-        stacks: gradient norms of the blocks, the lowest block first, one tuple for each stack.
-    """
-
-    loss: float | None
-    grad_norm: float
-    non_finite: int = 0
-    stacks: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,46 +224,6 @@ class StallRule:
         return worst
 
 
-class SpikeScore:
-    """Share of steps beyond 6 standard deviations of the 128 before them: one number to compare runs by.
-
-    Source: OLMo 2 (arXiv:2501.00656) and its StabilityMonitor; the window and the 6 are theirs.
-
-    Example:
-        >>> score = SpikeScore()
-        >>> for value in [1.0, 1.1] * 64 + [9.0, 1.0]:
-        ...     score.update(value)
-        >>> score.value() == 1 / 2  # two steps had 128 before them, one was beyond
-        True
-    """
-
-    WINDOW, DEVIATIONS = 128, 6.0
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-        self.judged = 0
-        self.beyond = 0
-
-    def update(self, value: float) -> None:
-        """Take one step's value in; a non-finite one is beyond, and does not enter the window."""
-        if len(self.values) == self.WINDOW or not math.isfinite(value):
-            self.judged += 1
-            self.beyond += not value <= self._limit()
-        if math.isfinite(value):
-            self.values = [*self.values, value][-self.WINDOW :]
-
-    def _limit(self) -> float:
-        # Not statistics.pstdev: it computes in exact fractions, 0.1 ms a call where this takes a tenth.
-        values = self.values or [0.0]
-        mean = fmean(values)
-        variance = fmean([(value - mean) ** 2 for value in values])
-        return mean + self.DEVIATIONS * math.sqrt(variance)
-
-    def value(self) -> float:
-        """The share so far; 0 before anything could be judged."""
-        return self.beyond / self.judged if self.judged else 0.0
-
-
 def state_of(rule: object) -> dict[str, Any]:
     """A rule's state as plain data, for a checkpoint."""
     return copy.deepcopy(vars(rule))
@@ -290,3 +236,63 @@ def load_state(rule: object, state: dict[str, Any]) -> None:
 
 def _text(loss: float | None) -> str:
     return "unknown" if loss is None else f"{loss:.4g}"
+
+
+class Watch:
+    """Asks every rule about a step, the surest cause first.
+
+    Attributes:
+        spike: one value far above all recent ones.
+        divergence: a level that goes back up.
+        stall: depths that get no gradient any more.
+        scores: share of steps beyond 6 standard deviations, of "loss" and of "grad_norm".
+
+    Example:
+        >>> watch = Watch()
+        >>> watch.find(Observation(loss=float("inf"), grad_norm=1.0)).cause
+        'non_finite'
+    """
+
+    def __init__(self) -> None:
+        self.spike, self.divergence, self.stall = SpikeRule(), DivergenceRule(), StallRule()
+        self.scores = {"loss": SpikeScore(), "grad_norm": SpikeScore()}
+
+    def find(self, seen: Observation) -> Finding | None:
+        """What is wrong with this step, if anything is."""
+        for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
+            if value is not None:
+                self.scores[name].update(value)
+        found = find_non_finite(seen)
+        if found is not None:
+            return found
+        stall = self.stall.judge(seen)  # takes every step in, also one that another rule names
+        return self.spike.judge(seen) or self.divergence.judge(seen) or stall
+
+    def accept(self, seen: Observation) -> None:
+        """Let a healthy step into the baselines."""
+        self.spike.accept(seen)
+        self.divergence.accept(seen)
+
+    def new_level(self) -> None:
+        """Take the losses from here on as the baseline."""
+        self.spike.start_afresh()
+        self.divergence.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Forget the course that the run has left."""
+        self.new_level()
+        self.stall.start_afresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of all rules, plain."""
+        return {
+            "rules": {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")},
+            "scores": {name: state_of(score) for name, score in self.scores.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a run stood."""
+        for name, rule in state["rules"].items():
+            load_state(getattr(self, name), rule)
+        for name, score in state["scores"].items():
+            load_state(self.scores[name], score)

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_norms.rescue.live_state import Key, Sources, find_averages, revive
+from lightning_norms.rescue.averages import find_averages
+from lightning_norms.rescue.live_state import Key, Sources, revive
 
 __all__ = ["Snapshot", "find_averages"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_norms.measuring.norms_by_group import sharding_group
+from lightning_norms.anatomy.sharding import sharding_group
 from lightning_norms.rescue.snapshot import Snapshot, find_averages
 
 

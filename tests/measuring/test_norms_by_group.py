@@ -5,14 +5,8 @@ import torch
 from torch import nn
 
 from lightning_norms.anatomy.stacks import stacks
-from lightning_norms.measuring.norms_by_group import (
-    GroupNorms,
-    StreamMeter,
-    mean_square,
-    stream_of,
-    total_norm,
-    update_ratio,
-)
+from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm, update_ratio
+from lightning_norms.measuring.stream import StreamMeter, mean_square, stream_of
 from tests.stand_ins import Decoder, loader, seeded
 
 

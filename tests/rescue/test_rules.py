@@ -5,12 +5,12 @@ import random
 
 import pytest
 
+from lightning_norms.measuring.observation import Observation
+from lightning_norms.measuring.spike_score import SpikeScore
 from lightning_norms.rescue.rules import (
     WINDOW,
     DivergenceRule,
-    Observation,
     SpikeRule,
-    SpikeScore,
     StallRule,
     find_non_finite,
     load_state,

@@ -1,0 +1,22 @@
+"""What one optimizer step looks like before it is taken, in plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One optimizer step before it is taken, the same on every rank.
+
+    Args:
+        loss: mean over the accumulation window and the ranks, undivided and unscaled; None if there is none.
+        grad_norm: L2 norm of the whole gradient, unscaled, before clipping.
+        non_finite: losses and gradient groups that are NaN or infinite.
+        stacks: gradient norms of the blocks, the lowest block first, one tuple for each stack.
+    """
+
+    loss: float | None
+    grad_norm: float
+    non_finite: int = 0
+    stacks: tuple[tuple[float, ...], ...] = ()
