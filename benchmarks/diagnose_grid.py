@@ -39,7 +39,7 @@ from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup
 from lightning_norms.diagnosing.changes import Plan
 from lightning_norms.model.placements.catalogue import PostNorm, PreNorm
 from lightning_norms.reports.diagnosis.data import Diagnosis, Trial, Verdict
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 
 PLACEMENTS = {"PreNorm": PreNorm, "PostNorm": PostNorm}
 DEPTHS, RATES, WARMUPS = (6, 24, 48), (3e-4, 1e-3, 3e-3, 1e-2), (0, 100)
@@ -73,7 +73,7 @@ class Configuration:
 
     def callbacks(self) -> list[Callback]:
         """The warmup, if there is one."""
-        return [Warmup(Linear(self.warmup))] if self.warmup else []
+        return [Warmup(LinearWarmup(self.warmup))] if self.warmup else []
 
 
 class Losses(Callback):

@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_norms import DepthMonitor, LRFallback, ResidualRescale, Warmup
 from lightning_norms.rescue.snapshot import Snapshot
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 
 
 class GradNorm(Callback):
@@ -54,7 +54,12 @@ BARE = "bare Lightning"
 FOUR = "our four callbacks"
 KINDS: dict[str, Callable[[], list[Callback]]] = {
     BARE: list,
-    FOUR: lambda: [Warmup(Linear(100)), ResidualRescale(), DepthMonitor(table=False, picture=False), LRFallback()],
+    FOUR: lambda: [
+        Warmup(LinearWarmup(100)),
+        ResidualRescale(),
+        DepthMonitor(table=False, picture=False),
+        LRFallback(),
+    ],
     "DepthMonitor": lambda: [DepthMonitor(table=False, picture=False)],
     "LRFallback": lambda: [LRFallback()],
     "Lightning's grad_norm and log_dict": lambda: [GradNorm()],

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_norms import DepthMonitor, Linear, ResidualRescale, Warmup  # 1: the import
+from lightning_norms import DepthMonitor, LinearWarmup, ResidualRescale, Warmup  # 1: the import
 
 
 class Encoder(LightningModule):
@@ -50,7 +50,7 @@ def main() -> None:
     seed_everything(0)
     data = DataLoader(sequences(), batch_size=8)
     quiet = {"logger": False, "enable_checkpointing": False}
-    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor()]  # 2: callbacks
+    ours = [Warmup(LinearWarmup(60)), ResidualRescale(), DepthMonitor()]  # 2: callbacks
     trainer = Trainer(max_epochs=1, accelerator="cpu", devices=1, callbacks=ours, **quiet)
     trainer.fit(Encoder(), data)
     print(f"loss after {trainer.global_step} steps: {trainer.callback_metrics['loss']:.3f}")

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lightning_norms import DepthMonitor, Linear, LRFallback, ResidualRescale, TextDataModule, Warmup
+from lightning_norms import DepthMonitor, LinearWarmup, LRFallback, ResidualRescale, TextDataModule, Warmup
 
 
 class GPT2(LightningModule):
@@ -45,7 +45,7 @@ def main() -> None:
     data.prepare_data()
     data.setup("fit")
     module = GPT2(data.vocab_size, layers=chosen.layers)
-    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
+    ours = [Warmup(LinearWarmup(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
     trainer = Trainer(
         max_steps=chosen.steps,
         max_epochs=-1,

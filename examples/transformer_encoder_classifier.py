@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer, see
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_norms import DepthMonitor, Linear, LRFallback, ResidualRescale, Warmup
+from lightning_norms import DepthMonitor, LinearWarmup, LRFallback, ResidualRescale, Warmup
 
 
 class Counts(LightningDataModule):
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     seed_everything(chosen.seed)
-    ours = [Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
+    ours = [Warmup(LinearWarmup(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()]
     trainer = Trainer(
         max_steps=chosen.steps,
         max_epochs=-1,

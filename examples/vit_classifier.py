@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_norms import DepthMonitor, Linear, LRFallback, ResidualRescale, Warmup, describe
+from lightning_norms import DepthMonitor, LinearWarmup, LRFallback, ResidualRescale, Warmup, describe
 
 DIRECTIONS, SIDE, PATCH = 8, 16, 4
 
@@ -86,7 +86,7 @@ def main() -> None:
         max_epochs=-1,
         accelerator="cpu",
         devices=1,
-        callbacks=[Warmup(Linear(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()],
+        callbacks=[Warmup(LinearWarmup(60)), ResidualRescale(), DepthMonitor(every_n_steps=10), LRFallback()],
         logger=False,
         enable_checkpointing=False,
     )

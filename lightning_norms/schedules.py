@@ -57,8 +57,8 @@ class Schedule(ABC):
             ValueError: if it needs something that this run or its optimizer does not have.
 
         Example:
-            >>> Linear(0.1).resolve(Run(total_steps=2000, beta2=0.98, learning_rate=1e-3))
-            Linear(warmup_steps=200)
+            >>> LinearWarmup(0.1).resolve(Run(total_steps=2000, beta2=0.98, learning_rate=1e-3))
+            LinearWarmup(warmup_steps=200)
         """
         lengths = {field.name: _in_steps(self, field.name, run) for field in _length_fields(self)}
         return replace(self, **lengths)
@@ -96,7 +96,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
+class LinearWarmup(Schedule):
     r"""Straight line up: 1/W, 2/W, ..., 1, 1, ...
 
     .. math:: \min(1, (\text{step} + 1) / W)
@@ -105,7 +105,7 @@ class Linear(Schedule):
         warmup_steps: W, optimizer steps (int) or share of the run (float); 0 = full learning rate at once.
 
     Example:
-        >>> [Linear(4)(step) for step in range(5)]
+        >>> [LinearWarmup(4)(step) for step in range(5)]
         [0.25, 0.5, 0.75, 1.0, 1.0]
     """
 
@@ -125,7 +125,7 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
-class InverseSqrt(Schedule):
+class InverseSqrtDecay(Schedule):
     r"""Straight line up to 1 at step W, then down with the inverse square root: Noam's shape as a share of the peak.
 
     .. math:: \min(t / W, \sqrt{W / t}), \quad t = \text{step} + 1
@@ -134,7 +134,7 @@ class InverseSqrt(Schedule):
         warmup_steps: W, optimizer steps (int) or share of the run (float); 0 is taken as 1, which peaks at once.
 
     Example:
-        >>> [InverseSqrt(4)(step) for step in (0, 3, 15)]
+        >>> [InverseSqrtDecay(4)(step) for step in (0, 3, 15)]
         [0.25, 1.0, 0.5]
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3.
@@ -208,7 +208,7 @@ class Noam(Schedule):
 
 
 @dataclass(frozen=True)
-class Exponential(Schedule):
+class ExponentialWarmup(Schedule):
     r"""Fast first, ever slower: reaches 63 % after tau steps and 95 % after 3 tau.
 
     .. math:: 1 - \exp(-t / \tau), \quad t = \text{step} + 1
@@ -218,9 +218,9 @@ class Exponential(Schedule):
             paper's untuned exponential warmup.
 
     Example:
-        >>> round(Exponential(1)(0), 4)
+        >>> round(ExponentialWarmup(1)(0), 4)
         0.6321
-        >>> round(Exponential().resolve(Run(None, beta2=0.98, learning_rate=1e-3))(49), 4)
+        >>> round(ExponentialWarmup().resolve(Run(None, beta2=0.98, learning_rate=1e-3))(49), 4)
         0.6321
 
     Source: Ma & Yarats 2019, arXiv:1910.04209.
@@ -235,7 +235,7 @@ class Exponential(Schedule):
 
     def resolve(self, run: Run) -> Schedule:
         """The same with tau from the optimizer's beta2 where none was given."""
-        return Exponential(_memory(self, run)) if self.time_steps is None else super().resolve(run)
+        return ExponentialWarmup(_memory(self, run)) if self.time_steps is None else super().resolve(run)
 
     def warmup_length(self) -> int:
         """Tau, although the last bit of the way takes longer."""
@@ -243,25 +243,25 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True)
-class Untuned(Schedule):
+class UntunedWarmup(Schedule):
     r"""Linear warmup as long as Adam needs to know its second moment: W = 2 / (1 - beta2), nothing to tune.
 
     beta2 0.95 -> 40 steps, 0.98 -> 100, 0.99 -> 200, 0.999 -> 2000.
 
     Example:
-        >>> Untuned().resolve(Run(total_steps=None, beta2=0.99, learning_rate=1e-3))
-        Linear(warmup_steps=200)
+        >>> UntunedWarmup().resolve(Run(total_steps=None, beta2=0.99, learning_rate=1e-3))
+        LinearWarmup(warmup_steps=200)
 
     Source: Ma & Yarats 2019, arXiv:1910.04209.
     """
 
     def __call__(self, step: int) -> float:
         """Not known before :meth:`resolve`."""
-        raise ValueError("Untuned needs the optimizer's beta2: call resolve(run) first")
+        raise ValueError("UntunedWarmup needs the optimizer's beta2: call resolve(run) first")
 
     def resolve(self, run: Run) -> Schedule:
         """The linear warmup that it stands for."""
-        return Linear(_memory(self, run, times=2))
+        return LinearWarmup(_memory(self, run, times=2))
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ class Then(Schedule):
         ValueError: if ``first`` never ends.
 
     Example:
-        >>> [Then(Linear(2), LinearDecay(2))(step) for step in range(5)]
+        >>> [Then(LinearWarmup(2), LinearDecay(2))(step) for step in range(5)]
         [0.5, 1.0, 1.0, 0.5, 0.0]
     """
 
@@ -357,7 +357,9 @@ class Then(Schedule):
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             if not isinstance(getattr(self, name), Schedule):
-                raise ValueError(f"Then.{name} must be a schedule such as Linear(100); got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"Then.{name} must be a schedule such as LinearWarmup(100); got {getattr(self, name)!r}"
+                )
 
     def __call__(self, step: int) -> float:
         """First's factor, or second's once first is over."""
@@ -388,7 +390,7 @@ class Then(Schedule):
 
 @dataclass(frozen=True)
 class WarmupStableDecay(Schedule):
-    r"""Up, flat, down at the very end of the run: ``then(Linear, then(Constant, LinearDecay))`` as long as the run.
+    r"""Up, flat, down at the very end of the run: ``Then(LinearWarmup, Then(Constant, LinearDecay))`` as long as the run.
 
     ::
 
@@ -435,18 +437,7 @@ class WarmupStableDecay(Schedule):
                 f"WarmupStableDecay needs {warmup} + {decay} steps, but the run has {run.total_steps}:"
                 " make warmup_steps or decay_steps shorter"
             )
-        return then(Linear(warmup), then(Constant(stable), LinearDecay(decay, self.floor)))
-
-
-def then(first: Schedule, second: Schedule) -> Then:
-    """``first`` for its whole length, then ``second`` from its own step 0.
-
-    Example:
-        >>> warmup_then_cosine = then(Linear(0.05), CosineDecay(0.95, floor=0.1))
-        >>> warmup_then_cosine.resolve(Run(total_steps=100, beta2=None, learning_rate=1e-3)).length()
-        100
-    """
-    return Then(first, second)
+        return Then(LinearWarmup(warmup), Then(Constant(stable), LinearDecay(decay, self.floor)))
 
 
 def _length_fields(schedule: Schedule) -> list[Field[Any]]:
@@ -505,7 +496,7 @@ def _memory(schedule: Schedule, run: Run, times: int = 1) -> int:
     if run.beta2 is None:
         raise ValueError(
             f"{type(schedule).__name__} takes its length from Adam's beta2, but the optimizer has none:"
-            " give a length, for instance Linear(100)"
+            " give a length, for instance LinearWarmup(100)"
         )
     return round(times / (1 - run.beta2))
 

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 import lightning_norms
-from lightning_norms import DecoderConfig, Linear, LinearDecay
+from lightning_norms import DecoderConfig, LinearDecay, LinearWarmup
 from tests.stand_ins import Module, loader, seeded, trainer
 
 SMALL = DecoderConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=2, context_length=16)
@@ -25,14 +25,14 @@ NEEDED = {
     "DecoderModule": {"decoder": SMALL},
     "FallbackExhaustedError": {},
     "Inner": {},
-    "InverseSqrt": {"warmup_steps": 4},
-    "Linear": {"warmup_steps": 4},
+    "InverseSqrtDecay": {"warmup_steps": 4},
+    "LinearWarmup": {"warmup_steps": 4},
     "LinearDecay": {"decay_steps": 4},
     "Noam": {"d_model": 16, "warmup_steps": 4},
     "Residual": {},
     "Site": {"layer": 1, "layers": 2, "kind": "attention", "width": 8},
     "TextDataModule": {"train": "some.txt", "val": {}},
-    "Then": {"first": Linear(2), "second": LinearDecay(2)},
+    "Then": {"first": LinearWarmup(2), "second": LinearDecay(2)},
     "WarmupStableDecay": {"warmup_steps": 4, "decay_steps": 4},
 }
 """Arguments of the classes that cannot be built without any."""

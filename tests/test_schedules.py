@@ -7,34 +7,33 @@ import pytest
 from lightning_norms.schedules import (
     Constant,
     CosineDecay,
-    Exponential,
-    InverseSqrt,
-    Linear,
+    ExponentialWarmup,
+    InverseSqrtDecay,
     LinearDecay,
+    LinearWarmup,
     Noam,
     Run,
     Schedule,
     Then,
-    Untuned,
+    UntunedWarmup,
     WarmupStableDecay,
-    then,
 )
 
 RUN = Run(total_steps=1000, beta2=0.98, learning_rate=0.003)
 ALL = [
     Constant(),
     Constant(3),
-    Linear(7),
-    Linear(0.1),
-    InverseSqrt(5),
+    LinearWarmup(7),
+    LinearWarmup(0.1),
+    InverseSqrtDecay(5),
     Noam(64, 0.05),
-    Exponential(),
-    Exponential(0.01),
-    Untuned(),
+    ExponentialWarmup(),
+    ExponentialWarmup(0.01),
+    UntunedWarmup(),
     CosineDecay(0.3, floor=0.1),
     LinearDecay(10),
-    then(Linear(0.1), CosineDecay(0.9)),
-    then(Untuned(), Constant()),
+    Then(LinearWarmup(0.1), CosineDecay(0.9)),
+    Then(UntunedWarmup(), Constant()),
     WarmupStableDecay(0.1, 100, floor=0.2),
 ]
 
@@ -59,16 +58,16 @@ def test_every_schedule_is_in_the_contract_test():
 
 
 def test_linear():
-    assert [Linear(4)(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert Linear(0)(0) == Linear(1)(0) == 1
-    assert Linear(10)(9) == 1
-    assert Linear(20)(9) == 0.5
+    assert [LinearWarmup(4)(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert LinearWarmup(0)(0) == LinearWarmup(1)(0) == 1
+    assert LinearWarmup(10)(9) == 1
+    assert LinearWarmup(20)(9) == 0.5
 
 
 @pytest.mark.parametrize(("beta2", "steps"), [(0.95, 40), (0.98, 100), (0.99, 200), (0.999, 2000)])
 def test_untuned_rounds(beta2, steps):
-    assert Untuned().resolve(Run(None, beta2, 1e-3)) == Linear(steps)
-    tau = Exponential().resolve(Run(None, beta2, 1e-3))
+    assert UntunedWarmup().resolve(Run(None, beta2, 1e-3)) == LinearWarmup(steps)
+    tau = ExponentialWarmup().resolve(Run(None, beta2, 1e-3))
     for step in (0, 5, steps):
         assert tau(step) == pytest.approx(1 - math.exp(-(1 - beta2) * (step + 1)), rel=1e-12)
 
@@ -82,14 +81,14 @@ def test_noam_is_the_papers_learning_rate():
     assert Noam(512, 4000, learning_rate=1.0).resolve(RUN)(3999) == pytest.approx(6.99e-4, rel=1e-3)
     peak = noam(3999)
     for step in (0, 100, 3999, 20_000):
-        assert InverseSqrt(4000)(step) == pytest.approx(noam(step) / peak, rel=1e-12)
+        assert InverseSqrtDecay(4000)(step) == pytest.approx(noam(step) / peak, rel=1e-12)
 
 
 def test_zero_steps_never_divide():
     assert Noam(4, 0, learning_rate=1.0)(0) == 0.5
-    assert InverseSqrt(0)(0) == Exponential(0)(0) == 1
+    assert InverseSqrtDecay(0)(0) == ExponentialWarmup(0)(0) == 1
     assert LinearDecay(0, 0.5)(0) == CosineDecay(0, 0.5)(0) == 0.5
-    assert then(Linear(0), LinearDecay(2))(0) == 1
+    assert Then(LinearWarmup(0), LinearDecay(2))(0) == 1
 
 
 def test_decays_start_at_one_and_end_at_the_floor():
@@ -101,16 +100,16 @@ def test_decays_start_at_one_and_end_at_the_floor():
 
 
 def test_then_starts_second_at_its_own_zero():
-    both = then(Linear(3), then(Constant(2), LinearDecay(4)))
+    both = Then(LinearWarmup(3), Then(Constant(2), LinearDecay(4)))
     assert [both(step) for step in range(11)] == [1 / 3, 2 / 3, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
     assert both.length() == 9
     assert both.warmup_length() == 3
-    assert then(Linear(3), Constant()).length() is None
+    assert Then(LinearWarmup(3), Constant()).length() is None
 
 
 def test_warmup_stable_decay_fills_the_run():
     schedule = WarmupStableDecay(0.05, 0.2, floor=0.1).resolve(Run(40, None, 1.0))
-    assert schedule == then(Linear(2), then(Constant(30), LinearDecay(8, 0.1)))
+    assert schedule == Then(LinearWarmup(2), Then(Constant(30), LinearDecay(8, 0.1)))
     assert schedule.length() == 40
     assert WarmupStableDecay(0.5, 0.5).resolve(Run(3, None, 1.0)).length() == 3
     with pytest.raises(ValueError, match=r"30 \+ 20 steps, but the run has 40"):
@@ -118,12 +117,19 @@ def test_warmup_stable_decay_fills_the_run():
 
 
 def test_shares_of_the_run():
-    assert [Linear(0.29).resolve(Run(total, None, 1.0)).length() for total in (100, 10, 1)] == [29, 3, 1]
-    with pytest.raises(ValueError, match=r"Linear\(warmup_steps=0.1\) depends on the length of the run"):
-        Linear(0.1).resolve(Run(None, 0.98, 1.0))
+    assert [LinearWarmup(0.29).resolve(Run(total, None, 1.0)).length() for total in (100, 10, 1)] == [29, 3, 1]
+    with pytest.raises(ValueError, match=r"LinearWarmup\(warmup_steps=0.1\) depends on the length of the run"):
+        LinearWarmup(0.1).resolve(Run(None, 0.98, 1.0))
     with pytest.raises(ValueError, match="length of the run"):
         WarmupStableDecay(10, 10).resolve(Run(None, 0.98, 1.0))
-    for schedule in (Linear(0.1), Untuned(), WarmupStableDecay(1, 1), Noam(4, 4), CosineDecay(0.5), Exponential()):
+    for schedule in (
+        LinearWarmup(0.1),
+        UntunedWarmup(),
+        WarmupStableDecay(1, 1),
+        Noam(4, 4),
+        CosineDecay(0.5),
+        ExponentialWarmup(),
+    ):
         with pytest.raises(ValueError, match=r"call resolve\(run\) first"):
             schedule(0)
 
@@ -132,7 +138,7 @@ BAD = [-1, -0.5, 0.0, 1.0, 1.5, math.nan, math.inf, -math.inf, None, True, False
 
 
 @pytest.mark.parametrize("value", BAD, ids=repr)
-@pytest.mark.parametrize("kind", [Linear, InverseSqrt, CosineDecay, LinearDecay])
+@pytest.mark.parametrize("kind", [LinearWarmup, InverseSqrtDecay, CosineDecay, LinearDecay])
 def test_bad_lengths_are_refused_when_built(kind, value):
     with pytest.raises(ValueError, match=rf"{kind.__name__}\.\w+_steps must be .*; got ") as error:
         kind(value)
@@ -158,19 +164,25 @@ def test_other_bad_values_are_refused_when_built():
     for value in (-1, 0.0, 1.0, math.nan, True):
         with pytest.raises(ValueError, match=r"Constant\.hold_steps"):
             Constant(value)
-        with pytest.raises(ValueError, match=r"Exponential\.time_steps"):
-            Exponential(value)
+        with pytest.raises(ValueError, match=r"ExponentialWarmup\.time_steps"):
+            ExponentialWarmup(value)
 
 
 def test_then_needs_an_end_and_schedules():
-    for endless in (Constant(), InverseSqrt(3), Noam(4, 4), Exponential(3), then(Linear(1), Constant())):
+    for endless in (
+        Constant(),
+        InverseSqrtDecay(3),
+        Noam(4, 4),
+        ExponentialWarmup(3),
+        Then(LinearWarmup(1), Constant()),
+    ):
         with pytest.raises(ValueError, match="goes on for ever"):
             Then(endless, Constant()).resolve(RUN)
     with pytest.raises(ValueError, match=r"Then\.second must be a schedule"):
-        Then(Linear(3), 5)
+        Then(LinearWarmup(3), 5)
 
 
-@pytest.mark.parametrize("schedule", [Untuned(), Exponential()])
+@pytest.mark.parametrize("schedule", [UntunedWarmup(), ExponentialWarmup()])
 def test_beta2_is_asked_for_by_name(schedule):
     with pytest.raises(ValueError, match=r"beta2, but the optimizer has none"):
         schedule.resolve(Run(100, None, 0.1))
@@ -179,14 +191,14 @@ def test_beta2_is_asked_for_by_name(schedule):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("Linear", Linear(10)),
-        ("{class_path: Linear, init_args: {warmup_steps: 0.1}}", Linear(0.1)),
+        ("LinearWarmup", LinearWarmup(10)),
+        ("{class_path: LinearWarmup, init_args: {warmup_steps: 0.1}}", LinearWarmup(0.1)),
         (
-            "{class_path: Then, init_args: {first: {class_path: Linear, init_args: {warmup_steps: 2}},"
+            "{class_path: Then, init_args: {first: {class_path: LinearWarmup, init_args: {warmup_steps: 2}},"
             " second: {class_path: CosineDecay, init_args: {decay_steps: 0.5, floor: 1e-1}}}}",
-            then(Linear(2), CosineDecay(0.5, 0.1)),
+            Then(LinearWarmup(2), CosineDecay(0.5, 0.1)),
         ),
-        ("Untuned", Untuned()),
+        ("UntunedWarmup", UntunedWarmup()),
     ],
 )
 def test_short_names_in_yaml(words, expected):
@@ -194,7 +206,7 @@ def test_short_names_in_yaml(words, expected):
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--schedule", type=Schedule)
-    more = ["--schedule.warmup_steps=10"] if words == "Linear" else []
+    more = ["--schedule.warmup_steps=10"] if words == "LinearWarmup" else []
     config = parser.parse_args([f"--schedule={words}", *more])
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the newer name
     assert instantiate(config).schedule == expected

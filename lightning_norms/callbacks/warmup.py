@@ -19,7 +19,7 @@ from lightning_norms.learning_rate import (
     factors_of,
     lift_curtain,
 )
-from lightning_norms.schedules import Run, Schedule, Untuned
+from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
 NAME = "warmup"
 
@@ -44,20 +44,20 @@ class Warmup(Callback):
     Raises:
         TypeError: when built, if ``schedule`` is no schedule.
         ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
-            for instance ``Untuned`` the beta2 of SGD; under DeepSpeed.
+            for instance ``UntunedWarmup`` the beta2 of SGD; under DeepSpeed.
 
     Example:
         >>> from lightning.pytorch import Trainer
-        >>> from lightning_norms.schedules import Linear
-        >>> trainer = Trainer(callbacks=[Warmup(Linear(100))], logger=False, enable_checkpointing=False)
+        >>> from lightning_norms.schedules import LinearWarmup
+        >>> trainer = Trainer(callbacks=[Warmup(LinearWarmup(100))], logger=False, enable_checkpointing=False)
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; default schedule: Ma & Yarats 2019, arXiv:1910.04209.
     """
 
-    def __init__(self, schedule: Schedule = Untuned()) -> None:  # noqa: B008 - frozen, and YAML shows it by name
+    def __init__(self, schedule: Schedule = UntunedWarmup()) -> None:  # noqa: B008 - frozen, and YAML shows it by name
         super().__init__()
         if not isinstance(schedule, Schedule):
-            raise TypeError(f"Warmup needs a schedule, for instance Warmup(Linear(100)); got {schedule!r}")
+            raise TypeError(f"Warmup needs a schedule, for instance Warmup(LinearWarmup(100)); got {schedule!r}")
         self.schedule = schedule
         self._steps: list[int] = []
         self._optimizers: list[Optimizer] = []

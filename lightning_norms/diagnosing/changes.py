@@ -19,7 +19,7 @@ from lightning_norms.model.placements.catalogue import DeepNorm, PreNorm
 from lightning_norms.module import DecoderModule
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 
 DIVISORS = (3, 10)
 """Of the learning rate."""
@@ -78,12 +78,12 @@ def recommended_warmup(facts: Facts) -> int:
 
 def _warmup(facts: Facts, steps: int) -> Change:
     short, long = max(1, steps // 3), recommended_warmup(facts)
-    init = {"schedule": {"class_path": "Linear", "init_args": {"warmup_steps": long}}}
+    init = {"schedule": {"class_path": "LinearWarmup", "init_args": {"warmup_steps": long}}}
     return Change(
         "warmup",
         f"linear warmup of {short} of {steps} steps (for the whole run: {long})",
         _callback("Warmup", init),
-        callbacks=lambda: [Warmup(Linear(short))],
+        callbacks=lambda: [Warmup(LinearWarmup(short))],
     )
 
 

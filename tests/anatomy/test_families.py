@@ -172,11 +172,11 @@ def test_a_fit_with_no_arguments(tmp_path):
     """The three callbacks together on a model of somebody else's, two lines and nothing to configure."""
     from lightning_norms.callbacks.depth_monitor import DepthMonitor
     from lightning_norms.callbacks.warmup import Warmup
-    from lightning_norms.schedules import Linear
+    from lightning_norms.schedules import LinearWarmup
 
     monitor = DepthMonitor(every_n_steps=1, table=False, picture=False)
     model = Module(next(family for family in FAMILIES if family.name == "Llama").build())
-    trainer(tmp_path, Warmup(Linear(4)), ResidualRescale(), monitor).fit(model, loader())
+    trainer(tmp_path, Warmup(LinearWarmup(4)), ResidualRescale(), monitor).fit(model, loader())
     assert [key for key in monitor.history.columns if key.startswith("grad_norm/")] == [
         f"grad_norm/{group}" for group in ("embedding", "block_00", "block_01", "final_norm", "head", "total")
     ]

@@ -8,7 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.cli.main import main
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import Learner, Watch, assert_same, fit, is_finite, what
 from tests.callbacks.test_warmup import Module as Scheduled
 from tests.callbacks.test_warmup import Numbers
@@ -256,7 +256,7 @@ def test_a_loss_that_stays_nan_under_a_scaler_ends_too(fused, tmp_path):
 
 def test_the_clock_counts_the_steps_that_were_taken_under_a_scaler(tmp_path):
     """22 steps of NaN: 20 are the scaler's, 2 are skipped here, and none of the 8 healthy ones is lost."""
-    module, watch, warmup = Learner(dict.fromkeys(range(4, 26), "nan")), Watch(), Warmup(Linear(20))
+    module, watch, warmup = Learner(dict.fromkeys(range(4, 26), "nan")), Watch(), Warmup(LinearWarmup(20))
     fallback = fit(tmp_path, module, warmup, watch, steps=30, **mixed())
     assert what(fallback) == [(24, "non_finite", "skip")]
     taken = {float(state["step"]) for state in module.trainer.optimizers[0].state.values()}

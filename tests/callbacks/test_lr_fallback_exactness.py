@@ -10,7 +10,7 @@ from torch.optim import SGD, Adafactor, AdamW, RMSprop
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import factors_of
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import Learner, Watch, assert_same, everything, fit, is_finite, what
 from tests.stand_ins import Decoder, seeded
 
@@ -76,7 +76,7 @@ def test_a_skipped_step_moves_nothing(optimizer, precision, clipped, step, tmp_p
     kind = "huge" if step else "nan"
     module, watch, clock = Normed({step: kind}, **OPTIMIZERS[optimizer]), Watch(step), Clock()
     options = PRECISIONS[precision]() | (CLIPPED if clipped else {})
-    fallback = fit(tmp_path, module, Warmup(Linear(20)), watch, clock, steps=10, **options)
+    fallback = fit(tmp_path, module, Warmup(LinearWarmup(20)), watch, clock, steps=10, **options)
     assert what(fallback) == [(step, "non_finite" if kind == "nan" else "spike", "skip")]
     assert_same(watch.before[step], watch.after[step])
     assert clock.clocks == [*range(1, step + 1), step, *range(step + 1, 10)]

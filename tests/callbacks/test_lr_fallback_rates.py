@@ -5,7 +5,7 @@ import torch
 
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import Faulty, fit, what
 from tests.callbacks.test_warmup import SCHEDULERS
 
@@ -36,7 +36,7 @@ def test_the_cut_holds_under_any_scheduler(scheduler, accumulate, tmp_path):
 
 def test_halved_at_step_four_of_a_ten_step_warmup(tmp_path):
     """Case 23: the skipped step is no step of the warmup."""
-    trace, _ = rates(tmp_path, "none", (4,), Warmup(Linear(10)), steps=11)
+    trace, _ = rates(tmp_path, "none", (4,), Warmup(LinearWarmup(10)), steps=11)
     expected = [0.1, 0.2, 0.3, 0.4, 0.25, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
     assert [groups[0] / 0.1 for groups in trace] == pytest.approx(expected, rel=1e-12)
 
@@ -54,7 +54,7 @@ def test_two_fallbacks_are_a_quarter_down_to_the_floor(tmp_path):
 def test_a_restart_climbs_anew_on_top_of_any_scheduler(scheduler, warmed_up, tmp_path):
     """The trace is plan x cut x ramp, from 1/4 of it on and never 0; a step that is skipped does not climb."""
     plan, _ = rates(tmp_path, scheduler, ())
-    callbacks = [Warmup(Linear(4))] if warmed_up else []
+    callbacks = [Warmup(LinearWarmup(4))] if warmed_up else []
     trace, fallback = rates(tmp_path, scheduler, (6, 8), *callbacks, max_rollbacks=0, restart_warmup_steps=4, cut=0.3)
     assert [action for *_, action in what(fallback)] == ["restart"] * 2
     warmup = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0] if warmed_up else [1.0] * 6

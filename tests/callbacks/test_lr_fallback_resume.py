@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.rescue.events import read
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import RESUMING, Learner, assert_same, everything, fit, what
 from tests.callbacks.test_warmup import SaveAt
 from tests.stand_ins import trainer
@@ -56,7 +56,7 @@ def learner(faults):
 
 
 def callbacks(warmed):
-    return [Warmup(Linear(10))] if warmed else []
+    return [Warmup(LinearWarmup(10))] if warmed else []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ class Overflows(Callback):
 def test_weights_that_are_not_finite_never_reach_a_file(order, tmp_path):
     """Case 33: the step itself overflows, and no loss has said so yet: the file has snapshot and raised counts."""
 
-    fallback, warmup = LRFallback(), Warmup(Linear(3))
+    fallback, warmup = LRFallback(), Warmup(LinearWarmup(3))
     save = (Overflows(6), SaveAt(tmp_path, 4, 6))
     trainer(tmp_path, *[fallback, warmup][::order], *save, max_steps=8).fit(learner({}))
     at, before = load(tmp_path / "6.ckpt"), load(tmp_path / "4.ckpt")
@@ -187,7 +187,7 @@ def test_weights_that_are_not_finite_never_reach_a_file(order, tmp_path):
 def test_such_weights_may_need_a_restart(tmp_path):
     """The file then has the start, an optimizer without state, and a warmup that begins anew."""
     fallback, save = LRFallback(max_rollbacks=0), (Overflows(6), SaveAt(tmp_path, 6))
-    fit(tmp_path, learner({}), Warmup(Linear(3)), *save, fallback=fallback, steps=8)
+    fit(tmp_path, learner({}), Warmup(LinearWarmup(3)), *save, fallback=fallback, steps=8)
     at = load(tmp_path / "6.ckpt")
     assert_same(at["state_dict"], everything_at_start())
     assert at["optimizer_states"][0]["state"] == {}

@@ -24,7 +24,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import Curtain, factors_of
-from lightning_norms.schedules import InverseSqrt, Linear, LinearDecay, Noam, Untuned, WarmupStableDecay, then
+from lightning_norms.schedules import (
+    InverseSqrtDecay,
+    LinearDecay,
+    LinearWarmup,
+    Noam,
+    Then,
+    UntunedWarmup,
+    WarmupStableDecay,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{words}")
@@ -205,10 +213,12 @@ def test_trace_with_any_scheduler_uninterrupted_and_resumed(name, accumulate, tm
     ours, plain = tmp_path / "ours", tmp_path / "plain"
     reference = fit(SCHEDULERS[name], accumulate, SaveAt(plain, 5, 11))
     assert len(reference) == STEPS
-    assert_equal(fit(SCHEDULERS[name], accumulate, Warmup(Linear(W)), SaveAt(ours, 5, 11)), times(reference, linear))
+    assert_equal(
+        fit(SCHEDULERS[name], accumulate, Warmup(LinearWarmup(W)), SaveAt(ours, 5, 11)), times(reference, linear)
+    )
     for at in (5, 11):
         rest = fit(SCHEDULERS[name], accumulate, ckpt_path=plain / f"{at}.ckpt")
-        resumed = fit(SCHEDULERS[name], accumulate, Warmup(Linear(W)), ckpt_path=ours / f"{at}.ckpt")
+        resumed = fit(SCHEDULERS[name], accumulate, Warmup(LinearWarmup(W)), ckpt_path=ours / f"{at}.ckpt")
         assert_equal(resumed, times(rest, linear, at))
         # The checkpoint is clean: it goes on without us as if we had never been there.
         assert_equal(fit(SCHEDULERS[name], accumulate, ckpt_path=ours / f"{at}.ckpt"), rest)
@@ -221,20 +231,22 @@ def test_second_factor_cuts_within_the_step_and_stays(name, order, tmp_path):
         return linear(step) * (0.5 if step >= 4 else 1)
 
     reference = fit(SCHEDULERS[name], 1, SaveAt(tmp_path / "plain", 7))
-    callbacks = [Warmup(Linear(W)), Cut(at=4)][::order]
+    callbacks = [Warmup(LinearWarmup(W)), Cut(at=4)][::order]
     assert_equal(fit(SCHEDULERS[name], 1, *callbacks, SaveAt(tmp_path, 7)), times(reference, both))
     rest = fit(SCHEDULERS[name], 1, ckpt_path=tmp_path / "plain/7.ckpt")
-    callbacks = [Warmup(Linear(W)), Cut()][::order]
+    callbacks = [Warmup(LinearWarmup(W)), Cut()][::order]
     assert_equal(fit(SCHEDULERS[name], 1, *callbacks, ckpt_path=tmp_path / "7.ckpt"), times(rest, both, 7))
 
 
 def test_halved_after_step_four_of_a_ten_step_warmup():
-    trace = fit(None, 1, Warmup(Linear(10)), Cut(at=4), steps=10)
+    trace = fit(None, 1, Warmup(LinearWarmup(10)), Cut(at=4), steps=10)
     expected = [0.1, 0.2, 0.3, 0.4, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
     assert [rates[0] / 0.1 for rates in trace] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [InverseSqrt(4), then(Linear(3), LinearDecay(9, 0.1)), Linear(0), Linear(1)])
+@pytest.mark.parametrize(
+    "schedule", [InverseSqrtDecay(4), Then(LinearWarmup(3), LinearDecay(9, 0.1)), LinearWarmup(0), LinearWarmup(1)]
+)
 def test_other_schedules_on_a_recursive_scheduler(schedule):
     reference = fit(SCHEDULERS["chained"], 1)
     assert_equal(fit(SCHEDULERS["chained"], 1, Warmup(schedule)), times(reference, schedule))
@@ -258,7 +270,7 @@ def test_untuned_is_the_default_and_reads_beta2():
     module = Module(optimizer=lambda params: AdamW(params, lr=0.1, betas=(0.9, 0.5)))
     seen = Seen()
     trainer(Warmup(), seen, steps=6).fit(module)
-    assert Warmup().schedule == Untuned()
+    assert Warmup().schedule == UntunedWarmup()
     assert seen.used == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
 
 
@@ -273,7 +285,7 @@ class Seen(Callback):
 
 def test_untuned_says_what_to_do_without_beta2():
     with pytest.raises(
-        ValueError, match=r"beta2, but the optimizer has none: give a length, for instance Linear\(100\)"
+        ValueError, match=r"beta2, but the optimizer has none: give a length, for instance LinearWarmup\(100\)"
     ):
         fit(None, 1, Warmup())
 
@@ -282,8 +294,8 @@ def test_untuned_says_what_to_do_without_beta2():
 
 
 def test_resumed_inside_the_warmup_equals_straight(tmp_path):
-    straight = fit(None, 1, Warmup(Linear(10)), SaveAt(tmp_path, 4), steps=8)
-    resumed = fit(None, 1, Warmup(Linear(10)), ckpt_path=tmp_path / "4.ckpt", steps=8)
+    straight = fit(None, 1, Warmup(LinearWarmup(10)), SaveAt(tmp_path, 4), steps=8)
+    resumed = fit(None, 1, Warmup(LinearWarmup(10)), ckpt_path=tmp_path / "4.ckpt", steps=8)
     assert_equal(straight, [[0.1 * (step + 1) / 10, 0.02 * (step + 1) / 10] for step in range(8)])
     assert_equal(resumed, straight[4:])
 
@@ -291,18 +303,18 @@ def test_resumed_inside_the_warmup_equals_straight(tmp_path):
 def test_steps_not_epochs_and_first_step_moves_the_weights():
     module = Module()
     before = copy.deepcopy(module.layer.state_dict())
-    trainer(Warmup(Linear(4)), steps=1).fit(module)
+    trainer(Warmup(LinearWarmup(4)), steps=1).fit(module)
     assert module.optimizer.trace[0][0] == pytest.approx(0.025, rel=1e-12)
     assert not torch.equal(before["weight"], module.layer.weight)
-    trace = fit(None, 1, Warmup(Linear(4)), max_epochs=2, steps=-1)
+    trace = fit(None, 1, Warmup(LinearWarmup(4)), max_epochs=2, steps=-1)
     assert [rates[0] / 0.1 for rates in trace] == pytest.approx([0.25, 0.5, 0.75] + [1] * 9, rel=1e-12)
 
 
 def test_warmup_as_long_as_the_run_or_longer():
-    assert fit(None, 1, Warmup(Linear(10)), steps=10)[9][0] == 0.1
+    assert fit(None, 1, Warmup(LinearWarmup(10)), steps=10)[9][0] == 0.1
     for length_of_run in ({"steps": 10}, {"steps": -1, "max_epochs": 2}):
         with pytest.warns(UserWarning, match="longer|ends after") as caught:
-            trace = fit(None, 1, Warmup(Linear(20)), **length_of_run)
+            trace = fit(None, 1, Warmup(LinearWarmup(20)), **length_of_run)
         assert len([w for w in caught if "Warmup takes 20 optimizer steps" in str(w.message)]) == 1
         assert trace[9][0] == pytest.approx(0.05, rel=1e-12)
 
@@ -316,8 +328,8 @@ def test_share_of_the_run(length, accumulate):
 
 
 def test_share_of_a_run_without_end():
-    with pytest.raises(ValueError, match=r"Linear\(warmup_steps=0.5\) depends on the length of the run"):
-        fit(None, 1, Warmup(Linear(0.5)), steps=-1, max_time={"seconds": 5})
+    with pytest.raises(ValueError, match=r"LinearWarmup\(warmup_steps=0.5\) depends on the length of the run"):
+        fit(None, 1, Warmup(LinearWarmup(0.5)), steps=-1, max_time={"seconds": 5})
 
 
 def test_stateful_loader_keeps_its_place(tmp_path):
@@ -348,17 +360,17 @@ def test_stateful_loader_keeps_its_place(tmp_path):
             return super().training_step(batch, batch_idx)
 
     first = Positions()
-    trainer(Warmup(Linear(0.5)), SaveAt(tmp_path, 5), steps=-1, max_epochs=1).fit(first)
+    trainer(Warmup(LinearWarmup(0.5)), SaveAt(tmp_path, 5), steps=-1, max_epochs=1).fit(first)
     second = Positions()
-    trainer(Warmup(Linear(0.5)), steps=-1, max_epochs=1).fit(second, ckpt_path=tmp_path / "5.ckpt")
+    trainer(Warmup(LinearWarmup(0.5)), steps=-1, max_epochs=1).fit(second, ckpt_path=tmp_path / "5.ckpt")
     # Lightning prefetches one batch, so the loader itself is one ahead when it is saved.
     assert second.seen[0] in (6, 7)
     assert_equal(second.optimizer.trace, first.optimizer.trace[5:][: len(second.optimizer.trace)])
 
 
-@pytest.mark.parametrize("value", [100, None, "Linear", Linear])
+@pytest.mark.parametrize("value", [100, None, "LinearWarmup", LinearWarmup])
 def test_no_schedule(value):
-    with pytest.raises(TypeError, match=r"Warmup needs a schedule, for instance Warmup\(Linear\(100\)\); got"):
+    with pytest.raises(TypeError, match=r"Warmup needs a schedule, for instance Warmup\(LinearWarmup\(100\)\); got"):
         Warmup(value)
 
 
@@ -366,13 +378,13 @@ def test_no_schedule(value):
 
 
 def test_changed_argument_keeps_the_count(tmp_path):
-    fit(None, 1, Warmup(Linear(10)), SaveAt(tmp_path, 4), steps=5)
-    trace = fit(None, 1, Warmup(Linear(20)), ckpt_path=tmp_path / "4.ckpt", steps=5)
+    fit(None, 1, Warmup(LinearWarmup(10)), SaveAt(tmp_path, 4), steps=5)
+    trace = fit(None, 1, Warmup(LinearWarmup(20)), ckpt_path=tmp_path / "4.ckpt", steps=5)
     assert trace[0][0] == pytest.approx(0.1 * 5 / 20, rel=1e-12)
 
 
 def test_state_is_plain_and_survives_fit_pickle_and_a_second_fit(tmp_path):
-    warmup = Warmup(Linear(W))
+    warmup = Warmup(LinearWarmup(W))
     module, first = Module(), trainer(warmup, steps=3)
     first.fit(module)
     assert warmup.state_dict() == {"steps": [3]}
@@ -392,7 +404,7 @@ def test_one_optimizer_object_in_two_fits_starts_over():
     module = Module(optimizer=lambda params: optimizer)
     module.layer.weight = nn.Parameter(torch.ones(1, 2))
     for _ in range(2):
-        trainer(Warmup(Linear(4)), steps=2).fit(module)
+        trainer(Warmup(LinearWarmup(4)), steps=2).fit(module)
     assert [rates[0] for rates in optimizer.trace] == pytest.approx([0.025, 0.05] * 2)
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_state_dict_post_hooks
@@ -404,26 +416,26 @@ def test_pickled_in_the_middle_of_fit():
             self.copy = pickle.loads(pickle.dumps(trainer.callbacks[0]))
 
     last = Pickle()
-    fit(None, 1, Warmup(Linear(4)), last, steps=3)
+    fit(None, 1, Warmup(LinearWarmup(4)), last, steps=3)
     assert last.copy.state_dict() == {"steps": [3]}
 
 
 def test_two_of_them_is_one_clear_error():
     with pytest.raises(RuntimeError, match="more than one stateful callback of type `Warmup`"):
-        trainer(Warmup(Linear(2)), Warmup(Linear(3)))
+        trainer(Warmup(LinearWarmup(2)), Warmup(LinearWarmup(3)))
 
 
 def test_weights_are_bit_for_bit_those_without_it_at_factor_one():
     plain, ours = Module(SCHEDULERS["chained"]), Module(SCHEDULERS["chained"])
     trainer().fit(plain)
-    trainer(Warmup(Linear(0))).fit(ours)
+    trainer(Warmup(LinearWarmup(0))).fit(ours)
     assert torch.equal(plain.layer.weight, ours.layer.weight)
     assert ours.optimizer.trace == plain.optimizer.trace
 
 
 def test_nothing_is_kept_alive():
     module = Module()
-    run = trainer(Warmup(Linear(4)), steps=2)
+    run = trainer(Warmup(LinearWarmup(4)), steps=2)
     run.fit(module)
     alive = weakref.ref(module.optimizer)
     module.optimizer = None
@@ -451,7 +463,7 @@ def test_a_step_that_the_scaler_skips_does_not_advance_the_warmup(bad):
     module = Overflows(SCHEDULERS["exponential"])
     module.bad = bad
     seen = Seen()
-    trainer(Warmup(Linear(4)), LearningRateMonitorStandIn(), seen, steps=6, **scaled()).fit(module)
+    trainer(Warmup(LinearWarmup(4)), LearningRateMonitorStandIn(), seen, steps=6, **scaled()).fit(module)
     taken = [step for step in range(6) if step not in bad]
     # The scheduler goes on (Lightning), the warmup waits.
     expected = [0.1 * 0.9**step * min(1, (count + 1) / 4) for count, step in enumerate(taken)]
@@ -475,7 +487,7 @@ LearningRateMonitorStandIn.__name__ = "LearningRateMonitor"
 def test_fused_optimizer_that_skips_by_itself_is_not_counted():
     module = Overflows(optimizer=lambda params: AdamW(params, lr=0.1, fused=True))
     module.bad = {1}
-    warmup = Warmup(Linear(4))
+    warmup = Warmup(LinearWarmup(4))
     trainer(warmup, steps=4, **scaled()).fit(module)
     steps = {float(state["step"]) for state in module.optimizer.state.values()}
     assert steps == {3.0}
@@ -493,7 +505,7 @@ def test_adamw_of_every_kind(options):
     rate = torch.tensor(0.1) if tensor else 0.1
     module = Module(SCHEDULERS["exponential"], optimizer=lambda params: AdamW(params, lr=rate, **options))
     seen = Seen()
-    trainer(Warmup(Linear(4)), seen, steps=8).fit(module)
+    trainer(Warmup(LinearWarmup(4)), seen, steps=8).fit(module)
     expected = [0.1 * 0.9**step * min(1, (step + 1) / 4) for step in range(8)]
     assert seen.used == pytest.approx(expected, rel=1e-6 if tensor else 1e-12)
     group = module.optimizer.param_groups[0]
@@ -530,7 +542,7 @@ class Adversarial(Module):
 @pytest.mark.parametrize("every", [1, 3])
 def test_manual_optimization_counts_each_optimizer(every):
     module = Adversarial(every)
-    warmup = Warmup(Linear(W))
+    warmup = Warmup(LinearWarmup(W))
     trainer(warmup, LearningRateMonitorStandIn(), steps=-1, max_epochs=4).fit(module)
     one, two = module.both
     assert [rates[0] for rates in two.trace] == pytest.approx([0.3 * 0.9**k * linear(k) for k in range(24)], rel=1e-12)
@@ -541,16 +553,16 @@ def test_manual_optimization_counts_each_optimizer(every):
 
 def test_manual_optimization_resumed(tmp_path):
     straight = Adversarial()
-    trainer(Warmup(Linear(W)), SaveAt(tmp_path, 10), steps=24).fit(straight)
+    trainer(Warmup(LinearWarmup(W)), SaveAt(tmp_path, 10), steps=24).fit(straight)
     resumed = Adversarial()
-    trainer(Warmup(Linear(W)), steps=24).fit(resumed, ckpt_path=tmp_path / "10.ckpt")
+    trainer(Warmup(LinearWarmup(W)), steps=24).fit(resumed, ckpt_path=tmp_path / "10.ckpt")
     for late, whole in zip(resumed.both, straight.both, strict=True):
         assert_equal(late.trace, whole.trace[5:])
 
 
 def test_share_with_several_manual_optimizers_is_one_clear_error():
     with pytest.raises(ValueError, match="with manual optimization of several optimizers only an int works"):
-        trainer(Warmup(Linear(0.5)), steps=8).fit(Adversarial())
+        trainer(Warmup(LinearWarmup(0.5)), steps=8).fit(Adversarial())
 
 
 def test_no_optimizer_at_all():
@@ -589,7 +601,7 @@ def test_exception_leaves_the_schedulers_learning_rate(hook, kind):
                 fails.fail(self.trainer)
             return super().training_step(batch, batch_idx)
 
-    fails, module, warmup = Fails(), Module2(SCHEDULERS["exponential"]), Warmup(Linear(W))
+    fails, module, warmup = Fails(), Module2(SCHEDULERS["exponential"]), Warmup(LinearWarmup(W))
     run = trainer(warmup, fails, LearningRateMonitorStandIn())
     with pytest.raises((kind, SystemExit)):
         run.fit(module)
@@ -616,7 +628,7 @@ def test_exception_that_manual_optimization_swallows_leaves_the_schedulers_learn
             assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.1, 0.02]
 
     module = Forgives()
-    trainer(Warmup(Linear(W)), Off(), steps=-1, max_epochs=1).fit(module)
+    trainer(Warmup(LinearWarmup(W)), Off(), steps=-1, max_epochs=1).fit(module)
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(step) for step in range(5)])
 
 
@@ -639,7 +651,7 @@ class Memory(Logger):
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_logger_gets_the_effective_rate_at_the_step_of_the_loss(accumulate):
     loggers = [Memory(), Memory()]
-    fit(None, accumulate, Warmup(Linear(W)), logger=loggers, log_every_n_steps=2)
+    fit(None, accumulate, Warmup(LinearWarmup(W)), logger=loggers, log_every_n_steps=2)
     for logger in loggers:
         rows = logger.of("learning_rate/effective/0")
         assert [step for step, _ in rows] == [step for step, _ in logger.of("constant")] == [1, 3, 5, 7, 9, 11, 13]
@@ -649,7 +661,7 @@ def test_every_logger_gets_the_effective_rate_at_the_step_of_the_loss(accumulate
 
 def test_names_of_several_optimizers_and_groups():
     logger = Memory()
-    trainer(Warmup(Linear(W)), logger=logger, log_every_n_steps=1, steps=2).fit(Adversarial())
+    trainer(Warmup(LinearWarmup(W)), logger=logger, log_every_n_steps=1, steps=2).fit(Adversarial())
     assert [key for _, row in logger.rows for key in row if key.startswith("learning_rate/effective")] == [
         "learning_rate/effective/optimizer0/0",
         "learning_rate/effective/optimizer1/0",
@@ -658,7 +670,7 @@ def test_names_of_several_optimizers_and_groups():
     module = Module(
         optimizer=lambda params: SGD([{"params": [p], "name": n} for p, n in zip(params, "wb", strict=True)], lr=0.1)
     )
-    trainer(Warmup(Linear(W)), logger=logger, log_every_n_steps=1, steps=1).fit(module)
+    trainer(Warmup(LinearWarmup(W)), logger=logger, log_every_n_steps=1, steps=1).fit(module)
     assert logger.of("learning_rate/effective/b") == [(0, pytest.approx(0.1 / W))]
 
 
@@ -666,7 +678,7 @@ def test_names_of_several_optimizers_and_groups():
 def test_monitor_behind_shows_the_effective_rate_and_before_the_schedulers(accumulate):
     for after in (True, False):
         logger = Memory()
-        callbacks = [Warmup(Linear(W)), LearningRateMonitor()][:: 1 if after else -1]
+        callbacks = [Warmup(LinearWarmup(W)), LearningRateMonitor()][:: 1 if after else -1]
         trace = fit(SCHEDULERS["chained"], accumulate, *callbacks, logger=logger, log_every_n_steps=1, steps=STEPS)
         plain = fit(SCHEDULERS["chained"], accumulate)
         assert_equal(trace, times(plain, linear))
@@ -682,7 +694,7 @@ def test_curtain_is_only_there_for_a_monitor_and_goes_away():
 
     for monitors, curtains in (([], 0), ([LearningRateMonitorStandIn()], 1)):
         peek = Peek()
-        run = trainer(Warmup(Linear(2)), *monitors, peek, steps=2)
+        run = trainer(Warmup(LinearWarmup(2)), *monitors, peek, steps=2)
         run.fit(Module())
         assert peek.curtains == curtains
         assert not any(isinstance(callback, Curtain) for callback in run.callbacks)
@@ -705,7 +717,7 @@ def test_other_distribution_of_lightning():
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Warmup(Linear(W)), monitor()],
+        callbacks=[Warmup(LinearWarmup(W)), monitor()],
     ).fit(other_module)
     expected = [0.1 * 0.9**step * linear(step) for step in range(12)]
     assert [rates[0] for rates in other_module.optimizer.trace] == pytest.approx(expected, rel=1e-12)
@@ -726,7 +738,7 @@ def test_two_processes(tmp_path):
             module = Module(SCHEDULERS["chained"])
             run = Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=10, max_epochs=-1, logger=False,
                           enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                          callbacks=[Warmup(Linear(W))])
+                          callbacks=[Warmup(LinearWarmup(W))])
             run.fit(module)
             pathlib.Path({str(tmp_path)!r}, f"{{run.global_rank}}.json").write_text(json.dumps(module.optimizer.trace))
             """

@@ -23,7 +23,7 @@ from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.cli.environment import FromEnvironment
 from lightning_norms.cli.main import main
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.test_warmup import STEPS, Memory, Module, SaveAt, W, linear, trainer
 
 pytestmark = [
@@ -34,7 +34,10 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "LIGHTNING_NORMS_CALLBACKS"
-WARMUP = {"class_path": "Warmup", "init_args": {"schedule": {"class_path": "Linear", "init_args": {"warmup_steps": W}}}}
+WARMUP = {
+    "class_path": "Warmup",
+    "init_args": {"schedule": {"class_path": "LinearWarmup", "init_args": {"warmup_steps": W}}},
+}
 QUIET = {"class_path": "DepthMonitor", "init_args": {"every_n_steps": 5, "table": False, "picture": False}}
 GROUPS = ("lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory")
 
@@ -111,10 +114,10 @@ def test_what_the_script_has_already_is_not_added_twice(place, installed, monkey
 
     class Configures(Module):
         def configure_callbacks(self):
-            return [Warmup(Linear(2))]
+            return [Warmup(LinearWarmup(2))]
 
     monkeypatch.setenv(VARIABLE, yaml.safe_dump([WARMUP, QUIET]))
-    own = {"trainer": [Warmup(Linear(2))], "module": [], "subclass": [Mine(Linear(2))]}[place]
+    own = {"trainer": [Warmup(LinearWarmup(2))], "module": [], "subclass": [Mine(LinearWarmup(2))]}[place]
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         module, run = fit(*own, module=Configures() if place == "module" else None)
     assert names(run).count("Warmup") + names(run).count("Mine") == 1
@@ -160,7 +163,7 @@ def test_resume_and_second_fit(installed, monkeypatch, tmp_path):
     run.fit(resumed)
     assert names(run) == ["Warmup", "FromEnvironment"]
     monkeypatch.delenv(VARIABLE)
-    by_hand, _ = fit(Warmup(Linear(W)), ckpt_path=tmp_path / "4.ckpt", steps=8)
+    by_hand, _ = fit(Warmup(LinearWarmup(W)), ckpt_path=tmp_path / "4.ckpt", steps=8)
     assert by_hand.optimizer.trace == trace
 
 
@@ -208,7 +211,7 @@ def test_it_can_be_copied_and_sent_to_another_process():
     for twin in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
         named = twin(FromEnvironment(yaml.safe_dump([WARMUP, QUIET, "LRFallback"]))).named
         assert [type(each) for each in named] == [Warmup, DepthMonitor, LRFallback]
-        assert named[0].schedule == Linear(W)
+        assert named[0].schedule == LinearWarmup(W)
 
 
 @pytest.mark.slow

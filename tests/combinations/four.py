@@ -12,7 +12,7 @@ from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import Learner
 from tests.stand_ins import Decoder, seeded, trainer
 
@@ -78,7 +78,7 @@ class Four:
 
     fallback: LRFallback
     rescale: ResidualRescale = field(default_factory=ResidualRescale)
-    warmup: Warmup = field(default_factory=lambda: Warmup(Linear(W)))
+    warmup: Warmup = field(default_factory=lambda: Warmup(LinearWarmup(W)))
     monitor: DepthMonitor | None = field(
         default_factory=lambda: DepthMonitor(every_n_steps=1, table=False, picture=False)
     )

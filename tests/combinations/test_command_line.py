@@ -26,7 +26,7 @@ MINE = """
 trainer:
   callbacks:
     - class_path: Warmup
-      init_args: {schedule: {class_path: Linear, init_args: {warmup_steps: 2}}}
+      init_args: {schedule: {class_path: LinearWarmup, init_args: {warmup_steps: 2}}}
     - class_path: DepthMonitor
       init_args: {every_n_steps: 2, table: false, picture: false}
 """

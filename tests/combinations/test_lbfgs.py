@@ -9,7 +9,7 @@ from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.combinations.four import BASE, Naive, assert_rescaled, learner, weights
 from tests.stand_ins import trainer
 
@@ -36,7 +36,7 @@ def test_warmup_counts_steps_and_the_monitor_evaluations(tmp_path):
     """Four steps of three evaluations: base x 1/4, 2/4, ...; a row for each batch, with the norms of its last one."""
     module, naive = lbfgs(), Naive()
     before, monitor = weights(module), DepthMonitor(every_n_steps=1, table=False, picture=False)
-    trainer(tmp_path, naive, ResidualRescale(), Warmup(Linear(4)), monitor).fit(module)
+    trainer(tmp_path, naive, ResidualRescale(), Warmup(LinearWarmup(4)), monitor).fit(module)
     assert module.trainer.optimizers[0].trace == pytest.approx([BASE * each / 4 for each in (1, 2, 3, 4)])
     assert_rescaled(before, naive.start)
     assert monitor.state_dict()["counts"] == [12]

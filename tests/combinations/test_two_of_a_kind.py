@@ -9,7 +9,7 @@ from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import factors_of
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.combinations.four import BASE, Naive, assert_norms, assert_rescaled, learner, weights
 from tests.stand_ins import trainer
 
@@ -31,9 +31,9 @@ def configured(*callbacks):
 @pytest.mark.parametrize("kind", [Warmup, MyWarmup])
 def test_a_module_that_brings_its_own_replaces_ours_and_one_line_says_so(kind, tmp_path, caplog):
     """Lightning's rule, also for a subclass: the module's W = 2 is used, and Lightning's line names what it dropped."""
-    module = configured(kind(Linear(2)))
+    module = configured(kind(LinearWarmup(2)))
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        trainer(tmp_path, Warmup(Linear(4))).fit(module)
+        trainer(tmp_path, Warmup(LinearWarmup(4))).fit(module)
     assert [rate for (rate,) in module.trainer.optimizers[0].trace] == pytest.approx([BASE / 2, BASE, BASE, BASE])
     said = "in `LightningModule.configure_callbacks` will override existing callbacks passed to Trainer: Warmup"
     assert [line for line in caplog.messages if said in line]
@@ -42,7 +42,11 @@ def test_a_module_that_brings_its_own_replaces_ours_and_one_line_says_so(kind, t
 @pytest.mark.parametrize(
     ("ours", "theirs", "sentence"),
     [
-        (MyWarmup(Linear(4)), Warmup(Linear(2)), "Warmup: another Warmup is on this optimizer already; keep one"),
+        (
+            MyWarmup(LinearWarmup(4)),
+            Warmup(LinearWarmup(2)),
+            "Warmup: another Warmup is on this optimizer already; keep one",
+        ),
         (MyFallback(), LRFallback(), "LRFallback: another LRFallback acts in this run already; keep one"),
     ],
 )

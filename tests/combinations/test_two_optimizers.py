@@ -9,7 +9,7 @@ from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import Learner, assert_same, what
 from tests.combinations.four import BASE, Naive, Taken, W, assert_rescaled, learner, warm, weights
 from tests.stand_ins import Decoder, loader, seeded, trainer
@@ -47,7 +47,7 @@ class Two(Learner):
 def test_each_optimizer_is_warmed_up_and_measured_on_its_own(every, tmp_path):
     """W = 8: each reaches its base at its own 8th step, though global_step counts both; the writers are scaled once."""
     module, naive = Two(every), Naive()
-    before, warmup = weights(module), Warmup(Linear(W))
+    before, warmup = weights(module), Warmup(LinearWarmup(W))
     monitor = DepthMonitor(every_n_steps=1, table=False, picture=False)
     trainer(tmp_path, naive, ResidualRescale(), warmup, monitor, max_epochs=1, max_steps=-1).fit(module)
     first, second = module.both
@@ -71,7 +71,7 @@ def test_each_optimizer_is_warmed_up_and_measured_on_its_own(every, tmp_path):
 def test_the_monitor_leaves_no_trace(tmp_path):
     modules = [Two(3), Two(3)]
     for module, more in zip(modules, ([DepthMonitor(every_n_steps=1, table=False, picture=False)], []), strict=True):
-        trainer(tmp_path, Warmup(Linear(W)), *more, max_epochs=1, max_steps=-1).fit(module)
+        trainer(tmp_path, Warmup(LinearWarmup(W)), *more, max_epochs=1, max_steps=-1).fit(module)
     assert_same(weights(modules[0]), weights(modules[1]))
 
 

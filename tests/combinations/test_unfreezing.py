@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning
 
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import RESUMING, Learner, Watch, assert_same, everything, what
 from tests.callbacks.test_lr_fallback_resume import ByStep
 from tests.callbacks.test_warmup import SaveAt
@@ -108,7 +108,7 @@ def rates(steps, cut_at, start=0):
 
 
 def options(cut_at):
-    four = Four(LRFallback(max_skips=0, snapshot_every_n_steps=6), warmup=Warmup(Linear(LENGTH)))
+    four = Four(LRFallback(max_skips=0, snapshot_every_n_steps=6), warmup=Warmup(LinearWarmup(LENGTH)))
     return four, {"max_steps": 52}, Backbone({cut_at: "huge"})
 
 

@@ -7,7 +7,7 @@ from lightning_norms.comparing import grid
 
 BASE = {
     "model": {"class_path": "DecoderModule", "init_args": {"decoder": {"placement": "PreNorm", "n_layers": 4}}},
-    "trainer": {"max_steps": 400, "callbacks": [{"class_path": "Warmup", "init_args": {"schedule": "Linear"}}]},
+    "trainer": {"max_steps": 400, "callbacks": [{"class_path": "Warmup", "init_args": {"schedule": "LinearWarmup"}}]},
 }
 POST = {"title": "moved", "model": {"init_args": {"decoder": {"placement": "PostNorm"}}}}
 

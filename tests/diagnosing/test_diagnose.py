@@ -30,7 +30,7 @@ from lightning_norms.diagnosing.changes import recommended_warmup
 from lightning_norms.diagnosing.labels import LossWatcher
 from lightning_norms.model.residual import Placement
 from lightning_norms.reports.diagnosis.data import Facts, Verdict
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 
 VOCABULARY, TIME, WIDTH = 11, 8, 16
 
@@ -301,7 +301,7 @@ def random_states():
 def test_module_trainer_random_numbers_and_folder_are_left_as_they_were(folder):
     module = made(lambda: Mine(Net(blocks(2, dropout=0.1))))
     module.net.layers[0].eval()
-    warmup, given = Warmup(Linear(5)), trainer(folder, logger=True, enable_checkpointing=True)
+    warmup, given = Warmup(LinearWarmup(5)), trainer(folder, logger=True, enable_checkpointing=True)
     given.callbacks.append(warmup)
     before, states, environment = everything(module), random_states(), dict(os.environ)
     kept = standing(given)
@@ -328,8 +328,8 @@ def test_the_trial_as_given_is_the_run_itself_bit_for_bit(folder):
 
     module = made(lambda: Mine(Net(blocks(2, dropout=0.1))))
     torch.manual_seed(3)
-    found = diagnose(module, loader(), trainer(folder, Warmup(Linear(9))), steps=10)
-    trainer(folder, Warmup(Linear(9)), Losses(), max_steps=10).fit(module, loader())
+    found = diagnose(module, loader(), trainer(folder, Warmup(LinearWarmup(9))), steps=10)
+    trainer(folder, Warmup(LinearWarmup(9)), Losses(), max_steps=10).fit(module, loader())
     assert list(found.trials[0].losses) == seen
     assert found.trials[0].learning_rates[:3] == pytest.approx([1e-2 / 9, 2e-2 / 9, 3e-2 / 9])
 
@@ -424,7 +424,7 @@ def test_our_decoder_gets_every_trial_and_yaml_for_each(folder):
 
 
 def test_warmup_and_rescale_of_the_configuration_are_in_every_trial(folder):
-    given = trainer(folder, Warmup(Linear(20)), ResidualRescale())
+    given = trainer(folder, Warmup(LinearWarmup(20)), ResidualRescale())
     found = diagnose(decoder(), Tokens(), given, steps=6)
     assert found.facts.warmup_steps == 20
     assert found.facts.callbacks == ("Warmup", "ResidualRescale")
@@ -439,7 +439,7 @@ def test_warmup_and_rescale_of_the_configuration_are_in_every_trial(folder):
     ("asked", "warmup", "total", "expected"), [(None, 8, 12, 12), (None, 60, 95, 90), (None, 500, 5, 5), (7, 60, 95, 7)]
 )
 def test_trials_are_long_enough_for_the_warmup_and_no_longer_than_the_run(folder, asked, warmup, total, expected):
-    given = trainer(folder, Warmup(Linear(warmup)), max_steps=total)
+    given = trainer(folder, Warmup(LinearWarmup(warmup)), max_steps=total)
     found = diagnose(made(lambda: Mine(nn.Embedding(VOCABULARY, VOCABULARY))), loader(), given, steps=asked)
     assert found.trials[0].planned_steps == len(found.trials[0].losses) == expected
     beyond = any("of its learning rate; give more steps" in note for note in found.notes)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_norms import GPT2Rescale, Linear, Warmup, diagnose
+from lightning_norms import GPT2Rescale, LinearWarmup, Warmup, diagnose
 from lightning_norms.anatomy.writers import residual_writers, scale_
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from tests.stand_ins import VOCABULARY, Block, Decoder, Module, loader, seeded, trainer
@@ -179,9 +179,9 @@ def test_a_schedule_that_wastes_its_first_step(tmp_path):
 
 
 def test_warmups_that_are_too_short_or_longer_than_the_run(tmp_path):
-    short = flags(looked(tmp_path, seeded(Module), Warmup(Linear(100)), max_steps=5000))["short warmup"]
+    short = flags(looked(tmp_path, seeded(Module), Warmup(LinearWarmup(100)), max_steps=5000))["short warmup"]
     assert short.evidence == {"warmup_steps": 100.0, "wanted": pytest.approx(2000.0)}
-    long = flags(looked(tmp_path, seeded(Module), Warmup(Linear(100)), max_steps=50))
+    long = flags(looked(tmp_path, seeded(Module), Warmup(LinearWarmup(100)), max_steps=50))
     assert "warmup longer than the run" in long
 
 

@@ -52,7 +52,9 @@ def test_a_class_above_takes_everything_below_with_it():
 
 
 def test_callbacks_are_joined_and_one_of_a_class_takes_the_place_of_the_other():
-    config = {"trainer": {"callbacks": [{"class_path": "Warmup", "init_args": {"schedule": "Linear"}}, "LRFallback"]}}
+    config = {
+        "trainer": {"callbacks": [{"class_path": "Warmup", "init_args": {"schedule": "LinearWarmup"}}, "LRFallback"]}
+    }
     patch = {"trainer": {"callbacks": [{"class_path": "x.Warmup"}, {"class_path": "DepthMonitor"}]}}
     assert patched(config, patch)["trainer"]["callbacks"] == [
         "LRFallback", {"class_path": "x.Warmup"}, {"class_path": "DepthMonitor"}

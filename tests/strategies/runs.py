@@ -21,7 +21,7 @@ from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.learning_rate import effective_learning_rates
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_on_two_ranks import CPUFSDP
 from tests.callbacks.fallback_on_two_ranks import whole as parameters
 from tests.stand_ins import Block, Decoder, Module, loader, seeded, trainer
@@ -201,7 +201,7 @@ def everything(kind, folder, checkpoint=None):
     monitor, fallback, seen = CountedMonitor(every_n_steps=2, table=False, picture=False), CountedFallback(), Seen()
     rescale = ResidualRescale()
     often = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
-    callbacks = (Warmup(Linear(8)), rescale, monitor, fallback, often, seen)
+    callbacks = (Warmup(LinearWarmup(8)), rescale, monitor, fallback, often, seen)
     module = fit(kind, folder, *callbacks, checkpoint=checkpoint)
     return {
         "history": monitor.history.state_dict(),
@@ -222,7 +222,7 @@ def everything(kind, folder, checkpoint=None):
 def plain(kind, folder, steps=8, **options):
     """Warmup and the monitor alone."""
     monitor = CountedMonitor(every_n_steps=2, table=False, picture=False, **options)
-    fit(kind, folder, Warmup(Linear(8)), monitor, steps=steps)
+    fit(kind, folder, Warmup(LinearWarmup(8)), monitor, steps=steps)
     return monitor
 
 

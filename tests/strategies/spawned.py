@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.stand_ins import Decoder, seeded, trainer
 from tests.strategies.runs import SAVED, STEPS, CountedMonitor, Learner, Seen
 
@@ -51,7 +51,14 @@ class Report(Seen):
 def main(folder):
     module, monitor, fallback = Spawned(), CountedMonitor(every_n_steps=2), LRFallback()
     often = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
-    callbacks = (Warmup(Linear(8)), ResidualRescale(), monitor, fallback, often, Report(folder, monitor, fallback))
+    callbacks = (
+        Warmup(LinearWarmup(8)),
+        ResidualRescale(),
+        monitor,
+        fallback,
+        often,
+        Report(folder, monitor, fallback),
+    )
     options = {"devices": 2, "strategy": "ddp_spawn", "use_distributed_sampler": False, "enable_checkpointing": True}
     trainer(folder, *callbacks, max_steps=STEPS, **options).fit(module)
     try:  # the trained weights have come back

@@ -12,7 +12,7 @@ from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.model.placements.catalogue import Admin, ProRes
-from lightning_norms.schedules import Linear
+from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.test_placement_callbacks import decoder_module, tokens
 from tests.stand_ins import Module, loader, trainer
 
@@ -36,7 +36,7 @@ def fit(folder, module, callback, data, strategy=DeepSpeedStrategy):
     ("callback", "build", "sentence"),
     [
         (
-            Warmup(Linear(2)),
+            Warmup(LinearWarmup(2)),
             None,
             "Warmup: DeepSpeed steps an optimizer of its own, which this callback does not reach",
         ),
@@ -67,7 +67,7 @@ def test_the_monitor_records_nothing_and_says_so(tmp_path, strategy):
 
 
 def test_a_child_of_deepspeed_is_deepspeed(tmp_path):
-    for callback in (Warmup(Linear(2)), LRFallback(), UnitMatrices()):
+    for callback in (Warmup(LinearWarmup(2)), LRFallback(), UnitMatrices()):
         with pytest.raises(ValueError, match="DeepSpeed"):
             fit(tmp_path, Module(), callback, loader(), Tuned)
     with pytest.raises(ValueError, match="ResidualRescale: DeepSpeed"):
