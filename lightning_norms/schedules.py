@@ -390,7 +390,7 @@ class Then(Schedule):
 
 @dataclass(frozen=True)
 class WarmupStableDecay(Schedule):
-    r"""Up, flat, down at the very end of the run: ``Then(LinearWarmup, Then(Constant, LinearDecay))`` as long as the run.
+    r"""Up, flat, and down at the very end of the run: ``Then(LinearWarmup, Then(Constant, LinearDecay))``.
 
     ::
 

@@ -39,7 +39,7 @@ class FromEnvironment(Callback):
 
     ::
 
-        LIGHTNING_NORMS_CALLBACKS='[{class_path: Warmup, init_args: {schedule: {class_path: LinearWarmup, ...}}}, LRFallback]'
+        LIGHTNING_NORMS_CALLBACKS='[{class_path: Warmup, init_args: {schedule: {class_path: Noam, ...}}}, LRFallback]'
         LIGHTNING_NORMS_CALLBACKS=callbacks.yaml
 
     The list is that of ``trainer.callbacks`` in a LightningCLI file. A callback of a kind that the script, or its

@@ -10,8 +10,9 @@ import lightning_norms
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.schedules import LinearDecay, LinearWarmup, Schedule
 
-NEEDED = {"LinearWarmup": (4,), "InverseSqrtDecay": (4,), "Noam": (16, 4), "CosineDecay": (4,), "LinearDecay": (4,),
-          "WarmupStableDecay": (4, 4), "Then": (LinearWarmup(2), LinearDecay(2)), "ConstantRescale": (0.5,)}  # fmt: skip
+NEEDED = {"LinearWarmup": (4,), "InverseSqrtDecay": (4,), "Noam": (16, 4), "CosineDecay": (4,),
+          "LinearDecay": (4,), "WarmupStableDecay": (4, 4), "Then": (LinearWarmup(2), LinearDecay(2)),
+          "ConstantRescale": (0.5,)}  # fmt: skip
 """Arguments of those that have no default."""
 
 
