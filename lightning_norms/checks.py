@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -52,6 +53,47 @@ def check_pattern(owner: str, name: str, pattern: object) -> None:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{owner}: {name} {pattern!r} is not a regular expression: {error}") from None
+
+
+def check_whole(owner: str, name: str, value: object, lowest: int) -> int:
+    """Refuse what is no whole number of at least ``lowest``; gives the value back.
+
+    Args:
+        owner: name of the class or function, for the message.
+        name: name of the argument.
+        value: what was passed.
+        lowest: the smallest value that makes sense.
+
+    Raises:
+        ValueError: names the argument and the value.
+
+    Example:
+        >>> check_whole("DepthMonitor", "every_n_steps", 0, 1)
+        Traceback (most recent call last):
+            ...
+        ValueError: DepthMonitor: every_n_steps must be a whole number of at least 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ValueError(f"{owner}: {name} must be a whole number of at least {lowest}, got {value!r}")
+    return value
+
+
+def check_number(owner: str, name: str, value: object, above: float, below: float = math.inf) -> float:
+    """Refuse what is no number strictly between ``above`` and ``below``; gives the value back. NaN is refused.
+
+    Raises:
+        ValueError: names the argument and the value.
+
+    Example:
+        >>> check_number("LRFallback", "cut", 1.5, above=0, below=1)
+        Traceback (most recent call last):
+            ...
+        ValueError: LRFallback: cut must be a number above 0 and below 1, got 1.5
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < below:
+        limit = "" if below == math.inf else f" and below {below:g}"
+        raise ValueError(f"{owner}: {name} must be a number above {above:g}{limit}, got {value!r}")
+    return value
 
 
 def whole(name: str, value: object, lowest: int) -> int:

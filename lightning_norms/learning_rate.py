@@ -22,6 +22,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.metrics import EFFECTIVE_LEARNING_RATE
 
 LearningRate = float | Tensor
@@ -269,11 +270,11 @@ def lift_curtain(trainer: Any, curtain: Curtain | None) -> None:
 
 def _is_monitor(callback: object) -> bool:
     # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same class.
-    return any(parent.__name__ == "LearningRateMonitor" for parent in type(callback).__mro__)
+    return has_class_name(callback, "LearningRateMonitor")
 
 
 def _unwrap(optimizer: Any) -> Any:
-    wrapped = any(parent.__name__ == "LightningOptimizer" for parent in type(optimizer).__mro__)
+    wrapped = has_class_name(optimizer, "LightningOptimizer")
     return optimizer._optimizer if wrapped else optimizer
 
 

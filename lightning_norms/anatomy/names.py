@@ -17,6 +17,19 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def has_class_name(instance: object, *names: str) -> bool:
+    """Whether an object's class, or one of its parents, has one of these names.
+
+    By name, so that nothing is imported for the question, and so that ``lightning.pytorch`` and ``pytorch_lightning``,
+    which are two copies of the same classes, count as one.
+
+    Example:
+        >>> has_class_name(nn.Linear(1, 1), "Module"), has_class_name(nn.Linear(1, 1), "Conv1d")
+        (True, False)
+    """
+    return any(parent.__name__ in names for parent in type(instance).__mro__)
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """The module inside compile, DDP, FSDP and checkpoint wrappers."""
     names = dict(module.named_children())

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_norms.anatomy.names import has_class_name
+
 
 def is_deepspeed(strategy: object) -> bool:
     """Whether this is Lightning's ``DeepSpeedStrategy`` or a subclass; by name, so that nothing is imported for it.
@@ -27,7 +29,7 @@ def reshard(module: nn.Module) -> None:
     copy, and what is written to it is lost.
     """
     for part in module.modules():
-        if any(parent.__name__ == "FSDPModule" for parent in type(part).__mro__):
+        if has_class_name(part, "FSDPModule"):
             part.reshard()  # type: ignore[operator]
 
 
@@ -83,9 +85,14 @@ def to_local(tensor: Tensor) -> Tensor:
     return local
 
 
+def grad_scaler(trainer: Any) -> Any | None:
+    """The run's GradScaler; None when losses and gradients are not scaled."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
 def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:
     """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scaler = grad_scaler(trainer)
     if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
         return None
     scale: Tensor | None = scaler._scale

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
-from lightning_norms.anatomy.sharding import is_deepspeed
+from lightning_norms.anatomy.sharding import grad_scaler, is_deepspeed
 from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
 from lightning_norms.checks import check_pattern, check_switches
 from lightning_norms.learning_rate import Factors, factors_of
@@ -242,7 +242,7 @@ class LRFallback(Callback):
 
     def _is_the_scalers(self, trainer: Trainer, seen: Observation) -> bool:
         """Whether a GradScaler skips this step by itself: overflow is how it finds its scale, and no event."""
-        bad = find_non_finite(seen) is not None and getattr(trainer.precision_plugin, "scaler", None) is not None
+        bad = find_non_finite(seen) is not None and grad_scaler(trainer) is not None
         self._left_to_scaler = self._left_to_scaler + 1 if bad else 0
         return 0 < self._left_to_scaler <= PATIENCE_WITH_SCALER
 
@@ -297,7 +297,7 @@ class LRFallback(Callback):
         """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""
         for factors in self._factors:
             factors.cancel_step()
-        return skip_step(optimizer, getattr(trainer.precision_plugin, "scaler", None))
+        return skip_step(optimizer, grad_scaler(trainer))
 
     def _clip_again(self) -> None:
         if self._no_clipping is not None:

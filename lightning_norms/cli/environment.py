@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.callbacks import (  # noqa: F401
     depth_monitor,
     lr_fallback,
@@ -127,7 +128,7 @@ def _refusal(reason: str) -> ValueError:
 
 def _is_a(present: Callback, named: Callback) -> bool:
     # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same classes.
-    return any(parent.__name__ == type(named).__name__ for parent in type(present).__mro__)
+    return has_class_name(present, type(named).__name__)
 
 
 def _say(added: list[Callback], left_out: list[Callback]) -> None:

@@ -14,6 +14,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils._pytree import tree_leaves
 
+from lightning_norms.anatomy.names import has_class_name
+from lightning_norms.anatomy.sharding import grad_scaler
+
 LEFT_OUT = frozenset(
     {
         "Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "LearningRateMonitor", "DeviceStatsMonitor",
@@ -28,7 +31,7 @@ KEPT = ("callbacks", "loggers", "limit_val_batches", "num_sanity_val_steps", "fi
 def is_left_out(callback: Callback) -> bool:
     """Whether a callback has no part in short runs."""
     # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same classes.
-    return any(parent.__name__ in LEFT_OUT for parent in type(callback).__mro__)
+    return has_class_name(callback, *LEFT_OUT)
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def fit_afresh(trainer: Any, module: Any, callbacks: Sequence[Callback], data: A
     loop = type(old)(trainer, min_epochs=None, max_epochs=old.max_epochs)
     loop.epoch_loop = type(old.epoch_loop)(trainer, min_steps=None, max_steps=old.epoch_loop.max_steps)
     trainer.fit_loop, trainer.callbacks = loop, list(callbacks)
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scaler = grad_scaler(trainer)
     scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
     try:
         trainer.fit(module, **_as_arguments(data))
@@ -95,7 +98,7 @@ def same_order(data: Any) -> Iterator[None]:
 def _as_arguments(data: Any) -> dict[str, Any]:
     if data is None:
         return {}
-    is_module = any(parent.__name__ == "LightningDataModule" for parent in type(data).__mro__)
+    is_module = has_class_name(data, "LightningDataModule")
     return {"datamodule" if is_module else "train_dataloaders": data}
 
 

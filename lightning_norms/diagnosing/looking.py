@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import pending_scale, sharding_group
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group
 from lightning_norms.anatomy.writers import Matrix, residual_writers
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.initial_flags import identical_blocks, rescaled_already, trained_already, traps
@@ -198,7 +198,7 @@ class Looker(Callback):
         keys = ("stream", "input", "change", "branch", "gradient")
         seen = {key: _mean_over_ranks(trainer, probe.vector(key, blocks, device)) for key in keys}
         counts = torch.tensor([float(probe.branches(group) or math.nan) for group in blocks], device=device)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = grad_scaler(trainer)
         scale = 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
         self._profiles = {
             "stream_rms": (blocks, seen["stream"].sqrt()),

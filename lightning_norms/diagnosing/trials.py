@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
+from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.diagnosing.borrowing import fit_afresh
 from lightning_norms.diagnosing.counterfactual import Change
 from lightning_norms.diagnosing.labels import LossWatcher
@@ -158,7 +159,7 @@ class Recorder(Callback):
     # --- rules ----------------------------------------------------------------------------------------------------
 
     def _is_the_scalers(self, trainer: Any, seen: Observation) -> bool:
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = grad_scaler(trainer)
         bad = find_non_finite(seen) is not None and scaler is not None
         self._left_to_scaler = self._left_to_scaler + 1 if bad else 0
         return 0 < self._left_to_scaler <= PATIENCE_WITH_SCALER

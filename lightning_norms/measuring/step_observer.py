@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import pending_scale, sharding_group, sum_over_ranks
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group, sum_over_ranks
 from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.trained_parameters import TrainedParameters
@@ -52,7 +52,7 @@ class StepObserver:
         value = loss.detach().float()
         if automatic:
             value = value * trainer.accumulate_grad_batches
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = grad_scaler(trainer)
         if scaler is not None and scaler._scale is not None:
             value = value / scaler._scale
         self._losses.append(value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_norms.anatomy.sharding import sharding_group
+from lightning_norms.anatomy.sharding import grad_scaler, sharding_group
 from lightning_norms.rescue.snapshot import Snapshot, find_averages
 
 
@@ -39,7 +39,7 @@ class SnapshotKeeper:
             module,
             trainer.optimizers,
             step=step,
-            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            scaler=grad_scaler(trainer),
             averages=find_averages(trainer.callbacks),
             reuse=None if self.healthy is self.start else self.healthy,
         )
@@ -65,7 +65,7 @@ class SnapshotKeeper:
     def put_back(self, trainer: Any, module: nn.Module, snapshot: Snapshot | None) -> tuple[str, ...]:
         """Put a kept snapshot back into the run; names of the parameters that it does not know."""
         assert snapshot is not None  # the ladder asks for what is there
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = grad_scaler(trainer)
         return snapshot.restore(module, trainer.optimizers, scaler=scaler, averages=find_averages(trainer.callbacks))
 
     def forget(self) -> None:
