@@ -143,7 +143,7 @@ def table() -> str:
     """All designs as Markdown, one line each.
 
     Example:
-        >>> print(table().splitlines()[7])
+        >>> print(table().splitlines()[8])
         | `PreNorm` | `x + f(N x)` | trains at almost any depth; ... | GPT-2 (Radford et al. 2019); ... |
     """
     lines = [INTRODUCTION, "| placement | sublayer | trade-off | source |", "|---|---|---|---|"]
