@@ -95,6 +95,6 @@ class StepObserver:
             groups = [self._depth.group_of(name) for name, _ in named]
             self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
             place = {group: at for at, group in enumerate(self._norms.groups)}
-            blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
+            blocks = (stack.groups for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
         return self._norms

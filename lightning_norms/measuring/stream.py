@@ -52,7 +52,7 @@ class StreamMeter:
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         open_stacks = [stack for stack in stacks if not stack.compiled]
-        self._blocks = {stack.group(index): block for stack in open_stacks for index, block in stack.blocks}
+        self._blocks = {stack.group(block.index): block.module for stack in open_stacks for block in stack.blocks}
         self._squares: dict[str, list[Tensor]] = {}
         self._seen: set[str] = set()
         self._handles: list[RemovableHandle] = []
