@@ -1,16 +1,16 @@
-"""Watch every depth of a network while it trains: gradient norm, residual stream, update ratio."""
+"""Log gradient norm, residual stream and update ratio at every depth of a network while it trains."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
@@ -29,7 +29,7 @@ TITLE = "Gradient norm by depth (L2, before clipping)"
 
 
 class DepthMonitor(Callback):
-    """Logs by depth every few optimizer steps, and shows the run as a table and a heat map at its end.
+    """Logs norms by depth every few optimizer steps, and shows the run as a table and a heat map at its end.
 
     ========================  =====================================================================================
     key                       meaning
@@ -39,25 +39,25 @@ class DepthMonitor(Callback):
     ``update_ratio/block_00`` norm of the step's weight change / norm of the weights before it
     ========================  =====================================================================================
 
-    Besides blocks: ``embedding``, ``final_norm``, ``head``, ``other`` and ``total`` (of what the optimizer owns). With
+    Besides blocks: ``embedding``, ``final_norm``, ``head``, ``other`` and ``total`` (all that the optimizer owns). With
     several optimizers a group carries the optimizer: ``grad_norm/optimizer_1.block_00``. Several stacks are kept apart:
     ``grad_norm/encoder.block_00``. A group without trainable parameters is absent.
 
-    A logging step costs a few kernels, one copy to the host and, on several ranks, one collective for all of it (none
-    under ddp with ``stream: false``); other steps cost a counter. Put it before callbacks that drop gradients. Under
-    ``torch.compile`` of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn``
-    the history stays in the processes that trained: read it from a logger, the picture or a checkpoint.
+    A logging step costs a few kernels, one copy to the host and, on several ranks, one collective (none under ddp with
+    ``stream: false``); other steps cost a counter. Put it before callbacks that drop gradients. Under ``torch.compile``
+    of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn`` the history stays
+    in the processes that trained: read it from a logger, the picture or a checkpoint.
 
     Args:
-        every_n_steps: optimizer steps between two records, null for the trainer's ``log_every_n_steps``. The first step
-            is step 0, and is always recorded.
-        stream: measure the residual stream. Of several streams the first tensor; of stacked streams all together.
-        updates: measure update ratios. Needs a copy of the trained parameters on logging steps.
-        table: print a table at the end of fit, also of a fit that ends in an exception.
-        picture: write ``grad_norm_by_depth.png`` into the run's log folder, and into TensorBoard where it is used.
+        every_n_steps: optimizer steps between two records; null for the trainer's ``log_every_n_steps``. The first step
+            is step 0 and is always recorded.
+        stream: measure the residual stream: the first of several streams, stacked streams as a whole.
+        updates: measure update ratios, which needs a copy of the trained parameters on logging steps.
+        table: print a table at the end of fit, also after an exception.
+        picture: write ``grad_norm_by_depth.png`` into the run's log folder, and into TensorBoard if it is a logger.
 
     Raises:
-        ValueError: ``every_n_steps`` is not a whole number above 0, or a switch neither true nor false.
+        ValueError: if ``every_n_steps`` is no whole number above 0, or a switch is neither true nor false.
 
     Example:
         >>> monitor = DepthMonitor(every_n_steps=30)
@@ -88,14 +88,12 @@ class DepthMonitor(Callback):
         self._trained: dict[int, TrainedParameters] = {}
         self._norms: dict[int, GroupNorms] = {}
         self._pending: list[MeasuredStep] = []
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._meter: StreamMeter | None = None
         self._folder: Path | None = None
         self._every = 1
         self._blind = False
         self._unreported = False
-
-    # --- measuring --------------------------------------------------------------------------------------------------
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,7 +138,7 @@ class DepthMonitor(Callback):
         step = MeasuredStep(norms=norms, prefix=prefix, count=count, scale=scale, with_update=with_update)
         self._pending.append(step)
         if with_update:
-            self._handles.append(optimizer.register_step_post_hook(lambda *_: step.finish()))
+            self._hooks.callback(optimizer.register_step_post_hook(lambda *_: step.finish()).remove)
 
     @override
     def on_train_batch_end(
@@ -153,9 +151,7 @@ class DepthMonitor(Callback):
     def _detach(self) -> None:
         if self._meter is not None:
             self._meter.detach()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def _record(self, trainer: Trainer) -> None:
         values = read_steps(self._pending, self._meter, trainer)
@@ -189,8 +185,6 @@ class DepthMonitor(Callback):
                 )
         return norms
 
-    # --- state ------------------------------------------------------------------------------------------------------
-
     @override
     def state_dict(self) -> dict[str, Any]:
         return {"counts": list(self._counts), "history": self.history.state_dict()}
@@ -200,23 +194,19 @@ class DepthMonitor(Callback):
         self._counts = list(state_dict["counts"])
         self.history.load_state_dict(state_dict["history"])
 
-    # --- showing ----------------------------------------------------------------------------------------------------
-
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._detach()
         self._show(trainer)
         self._start_afresh()
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._detach()  # a run that was killed is the one whose picture matters
-        self._show(trainer)
-        self._start_afresh()
+        self.on_fit_end(trainer, pl_module)  # a run that was killed is the one whose picture matters
 
     def _show(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero or not self._unreported:
             return
-        self._unreported = False
         try:
             if self.table:
                 self._print_table()

@@ -46,15 +46,6 @@ class ThinnedSeries:
             self.values.append(value)
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Two whole numbers, and one tensor of at most ``limit`` numbers."""
-        values = torch.tensor(self.values, dtype=torch.float64)
-        return {"stride": self.stride, "count": self.count, "values": values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the series of a :meth:`state_dict`."""
-        self.stride, self.count, self.values = state["stride"], state["count"], state["values"].tolist()
-
 
 @dataclass(frozen=True)
 class _Duration:
@@ -65,7 +56,7 @@ class _Duration:
         if isinstance(self.end, float):
             return float(self.end - self.start)
         self.end.synchronize()
-        return float(self.start.elapsed_time(self.end)) / 1000
+        return float(self.start.elapsed_time(self.end)) / 1000  # from milliseconds
 
 
 class BatchHistory:
@@ -78,6 +69,7 @@ class BatchHistory:
     """
 
     BLOCK = 100
+    _PARTS = ("losses", "seconds", "spikes")
 
     def __init__(self, limit: int = 10_000) -> None:
         self.losses, self.seconds = ThinnedSeries(limit), ThinnedSeries(limit)
@@ -116,22 +108,20 @@ class BatchHistory:
         return self.spikes.value() if self.spikes.judged else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything so far, of bounded size."""
+        """Everything so far: plain data of bounded size."""
         self.read()
-        spikes = copy.deepcopy(vars(self.spikes))
-        return {"losses": self.losses.state_dict(), "seconds": self.seconds.state_dict(), "spikes": spikes}
+        return {name: copy.deepcopy(vars(getattr(self, name))) for name in self._PARTS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the history of a :meth:`state_dict`."""
-        self.losses.load_state_dict(state["losses"])
-        self.seconds.load_state_dict(state["seconds"])
-        vars(self.spikes).update(copy.deepcopy(state["spikes"]))
+        for name in self._PARTS:
+            vars(getattr(self, name)).update(copy.deepcopy(state[name]))
 
 
 def _now(device: torch.device) -> Any:
     """This moment in the work of the device; on CUDA an event, which costs no wait."""
     if device.type != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -41,7 +41,7 @@ class GroupNorms:
         is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
 
     Example:
-        >>> a, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([2.0]))
+        >>> a, b = torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor([2.0]))
         >>> norms = GroupNorms([a, b], ["block_00", "head"])
         >>> norms.groups, norms.of([a, b]).tolist()
         (('block_00', 'head'), [5.0, 2.0])

@@ -60,7 +60,8 @@ class StepObserver:
     @torch.no_grad()
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
         """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
-        norms = self._norms_of(trainer, optimizer)
+        before, norms = self._norms, self._norms_of(trainer, optimizer)
+        self.has_changed = before is not None and norms is not before
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
         if norms.is_sharded:
@@ -89,7 +90,6 @@ class StepObserver:
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group."""
         norms = self._trained.norms(optimizer, trainer.strategy.model)
-        self.has_changed = self._trained.have_changed
         if norms is not self._norms:
             self._norms = norms
             place = {group: at for at, group in enumerate(norms.groups)}

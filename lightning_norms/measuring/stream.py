@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_norms.anatomy.sharding import to_local
 from lightning_norms.anatomy.stacks import Stack
@@ -55,7 +55,7 @@ class StreamMeter:
         self._blocks = {stack.group(block.index): block.module for stack in open_stacks for block in stack.blocks}
         self._squares: dict[str, list[Tensor]] = {}
         self._ran: set[str] = set()
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -67,13 +67,11 @@ class StreamMeter:
         self.detach()
         self._ran.clear()
         for group, block in self._blocks.items():
-            self._handles.append(block.register_forward_hook(partial(self._hook, group)))
+            self._hooks.callback(block.register_forward_hook(partial(self._hook, group)).remove)
 
     def detach(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def take(self, device: torch.device) -> Tensor:
         """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.

@@ -13,15 +13,12 @@ from lightning_norms.measuring.norms_by_group import GroupNorms
 class TrainedParameters:
     """The trainable parameters of one optimizer, under the names that a module has for them, and their norms by depth.
 
-    Made to be asked every step: the network is walked only when parameters were added, frozen or unfrozen. Walking a
+    Cheap enough for every step: the network is walked only after parameters were added, frozen or unfrozen. Walking a
     network of a thousand parts costs one per cent of a small network's step.
 
     Args:
         module: parameters that it does not have are left out.
         depth: the depths of ``module``, where they are known already.
-
-    Attributes:
-        have_changed: whether the last :meth:`norms` had other parameters than the one before it.
 
     Example:
         >>> from torch.optim import SGD
@@ -31,13 +28,12 @@ class TrainedParameters:
         >>> trained.norms(optimizer) is first
         True
         >>> _ = layer.bias.requires_grad_(False)
-        >>> len(trained.norms(optimizer).parameters), trained.have_changed
-        (1, True)
+        >>> len(first.parameters), len(trained.norms(optimizer).parameters)
+        (2, 1)
     """
 
     def __init__(self, module: nn.Module, depth: DepthMap | None = None) -> None:
         self.depth = DepthMap.of(module) if depth is None else depth
-        self.have_changed = False
         self._module = module
         self._owned: list[Tensor] = []  # kept, so that no other tensor can get the id of one of them
         self._ids: list[int] = []
@@ -45,7 +41,7 @@ class TrainedParameters:
         self._norms: GroupNorms | None = None
 
     def norms(self, optimizer: Optimizer, model: nn.Module | None = None) -> GroupNorms:
-        """What measures the parameters that ``optimizer`` trains now, lowest depth first.
+        """Norms of the parameters that ``optimizer`` trains now, lowest depth first; the same object until they change.
 
         Args:
             optimizer: the same one at every call.
@@ -54,9 +50,7 @@ class TrainedParameters:
         owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ids = [id(parameter) for parameter in owned]
         trainable = [parameter.requires_grad for parameter in owned]
-        changed = ids != self._ids or trainable != self._trainable
-        self.have_changed = changed and self._norms is not None
-        if changed or self._norms is None:
+        if self._norms is None or ids != self._ids or trainable != self._trainable:
             self._owned, self._ids, self._trainable = owned, ids, trainable
             self._norms = self._look_up(model)
         return self._norms

@@ -88,8 +88,8 @@ def test_a_resumed_history_is_the_uninterrupted_one(cut):
     run(resumed, losses[cut:])
     assert state["spikes"] == before
     one, other = whole.state_dict(), resumed.state_dict()
-    assert torch.equal(one["losses"]["values"], other["losses"]["values"])
-    assert (one["spikes"], one["losses"]["stride"]) == (other["spikes"], other["losses"]["stride"])
+    assert one["losses"] == other["losses"]
+    assert one["spikes"] == other["spikes"]
     assert whole.spike_score() > 0
 
 
@@ -99,3 +99,29 @@ def test_thinning_keeps_the_first_and_equal_distances():
         series.add(float(number))
         assert len(series.values) <= 8
         assert series.values == [float(n) for n in range(0, number + 1, series.stride)]
+
+
+def test_on_cuda_durations_are_events_that_are_read_with_the_losses(monkeypatch):
+    clock, waits = iter(range(100, 10_000, 250)), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(clock)
+
+        def synchronize(self):
+            waits.append(self)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    history = BatchHistory()
+    for _ in range(3):
+        history.start(torch.device("cuda"))
+        history.end(torch.device("cuda"), torch.tensor(1.0), 1)
+    assert not waits
+    history.read()
+    assert history.seconds.values == [0.25] * 3

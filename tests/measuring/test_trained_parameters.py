@@ -33,28 +33,24 @@ def test_is_asked_every_step_and_walks_the_network_only_for_changes(network):
     optimizer = SGD(nn.Sequential(*network).parameters(), lr=0.1)
     trained = TrainedParameters(network)
     network.walks = 0
-    asked = [(trained.norms(optimizer), trained.have_changed) for _ in range(3)]
+    norms = [trained.norms(optimizer) for _ in range(3)]
     assert network.walks == 1
-    assert asked == [(asked[0][0], False)] * 3
-    assert names(network, asked[0][0]) == ["0.weight", "0.bias", "1.weight"]
+    assert norms[0] is norms[1] is norms[2]
+    assert names(network, norms[0]) == ["0.weight", "0.bias", "1.weight"]
 
 
 def test_freezing_unfreezing_and_another_group_are_changes(network):
     optimizer = SGD(network[0].parameters(), lr=0.1)
     trained = TrainedParameters(network)
     assert names(network, trained.norms(optimizer)) == ["0.weight", "0.bias"]
-    assert not trained.have_changed
     network[0].weight.requires_grad_(False)
-    assert names(network, trained.norms(optimizer)) == ["0.bias"]
-    assert trained.have_changed
-    trained.norms(optimizer)
-    assert not trained.have_changed
+    frozen = trained.norms(optimizer)
+    assert names(network, frozen) == ["0.bias"]
+    assert trained.norms(optimizer) is frozen
     network[0].weight.requires_grad_(True)
     assert names(network, trained.norms(optimizer)) == ["0.weight", "0.bias"]
-    assert trained.have_changed
     optimizer.add_param_group({"params": [network[1].weight]})
     assert names(network, trained.norms(optimizer)) == ["0.weight", "0.bias", "1.weight"]
-    assert trained.have_changed
 
 
 def test_another_tensor_in_the_place_of_a_parameter_is_a_change(network):
@@ -62,7 +58,6 @@ def test_another_tensor_in_the_place_of_a_parameter_is_a_change(network):
     trained.norms(optimizer)
     network[1].weight = optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.ones(1, 3))
     assert trained.norms(optimizer).parameters == [network[1].weight]
-    assert trained.have_changed
 
 
 def test_tied_weights_are_one_and_a_stranger_has_no_name(network):
