@@ -62,8 +62,7 @@ class Factors:
         self.taken = 0
         self._optimizer = weakref.ref(optimizer)
         self._by_name: dict[str, Callable[[int], float]] = {}
-        self._stepping = False
-        self._cancelled = False
+        self._stepping = self._cancelled = False
         self._scaled: list[_Scaled] = []
         self._used: list[LearningRate] = []
         self._handles = (
@@ -151,7 +150,8 @@ class Factors:
         if not self._stepping:  # the second end of a nested call: a subclass whose step() calls super().step()
             return
         # Read from the groups and not from _scaled: the update used this, even if user code wrote lr meanwhile.
-        rates = [_copy(group["lr"]) for group in optimizer.param_groups]
+        # A scheduler fills a tensor lr in place, so that is copied.
+        rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in optimizer.param_groups]
         self.hide()
         cancelled, self._cancelled = self._cancelled, False
         if not cancelled and not _was_skipped(optimizer):
@@ -197,8 +197,9 @@ class HideFactors(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        for optimizer in trainer.optimizers:
-            hide(optimizer)
+        for optimizer in map(_unwrap, trainer.optimizers):
+            if optimizer in _FACTORS:
+                _FACTORS[optimizer].hide()
 
 
 _FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
@@ -214,13 +215,6 @@ def factors_of(optimizer: Any) -> Factors:
     if inner not in _FACTORS:
         _FACTORS[inner] = Factors(inner)
     return _FACTORS[inner]
-
-
-def hide(optimizer: Any) -> None:
-    """Undo the factors of an optimizer, if it has any and they are applied."""
-    factors = _FACTORS.get(_unwrap(optimizer))
-    if factors is not None:
-        factors.hide()
 
 
 def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
@@ -262,11 +256,6 @@ def hide_after_monitor(trainer: Any, callback: Callback) -> HideFactors | None:
 
 def _unwrap(optimizer: Any) -> Any:
     return optimizer._optimizer if has_class_name(optimizer, "LightningOptimizer") else optimizer
-
-
-def _copy(rate: LearningRate) -> LearningRate:
-    # Schedulers fill a tensor lr in place.
-    return rate.clone() if isinstance(rate, Tensor) else rate
 
 
 def _was_skipped(optimizer: Optimizer) -> bool:
