@@ -86,13 +86,12 @@ def _group(module: nn.Module, stacks: Sequence[Stack], raw_name: str) -> str:
     block = _block_of(stacks, name)
     if block:
         return block
-    parents = [(stack.path.rpartition(".")[0], stack) for stack in stacks]
-    own = [(parent, stack) for parent, stack in parents if not parent or name.startswith(parent + ".")]
-    stack = max(own, key=lambda pair: len(pair[0]))[1] if own and len(stacks) > 1 else None
-    label = stack.label if stack and stack.path.rpartition(".")[0] else ""
+    parents = {stack: stack.path.rpartition(".")[0] for stack in stacks}
+    own = [stack for stack, parent in parents.items() if not parent or name.startswith(parent + ".")]
+    stack = max(own, key=lambda stack: len(parents[stack])) if own and len(stacks) > 1 else None
     owner = raw_name.rpartition(".")[0]
     place = _place(module, [stack] if stack else stacks, clean_name(owner))
-    return join(label, _role(name, module.get_submodule(owner), place))
+    return join(stack.label if stack and parents[stack] else "", _role(name, module.get_submodule(owner), place))
 
 
 def _place(module: nn.Module, stacks: Sequence[Stack], owner: str) -> str:

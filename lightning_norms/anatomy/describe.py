@@ -8,8 +8,7 @@ from lightning_norms.anatomy.names import clean_name, join, unwrap
 from lightning_norms.anatomy.stacks import Stack, find_stacks
 from lightning_norms.anatomy.sublayers import find_sublayers
 
-LISTED = 12
-"""Matrices that are listed for a block without recognised sublayers, at most."""
+LISTED = 12  # matrices of a block without recognised sublayers, at most
 
 
 def describe(module: nn.Module) -> str:

@@ -30,7 +30,7 @@ class Block:
     index: int
     """Its depth; the lowest one where a block runs at several depths."""
     name: str
-    """Cleaned, from the module in which the stack was found."""
+    """Cleaned name, from the module that was searched."""
     module: nn.Module
 
 
@@ -121,7 +121,7 @@ def _whole_blocks(stage: nn.Module) -> list[Block]:
     """The blocks listed inside a stage, each with an attention or other sublayer *and* a feed-forward of its own."""
     for name, candidate in stage.named_modules():
         listed = _listed(candidate, clean_name(name)) if name else []
-        if listed and all(len({each.kind for each in find_sublayers(block.module)}) > 1 for block in listed):
+        if listed and all(len({sublayer.kind for sublayer in find_sublayers(block.module)}) > 1 for block in listed):
             return listed
     return []
 

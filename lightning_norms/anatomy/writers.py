@@ -137,7 +137,7 @@ def output_dimension(owner: nn.Module) -> int:
 
 def _select_writers(block: Block) -> _Selection:
     writers = _declared(block, "writer")
-    return _Selection(writers, writers, len(writers)) if writers else _recognise(block, lambda each: [each.writer])
+    return _Selection(writers, writers, len(writers)) if writers else _recognise(block, _writer_of)
 
 
 def _select_value_path(block: Block) -> _Selection:
@@ -152,6 +152,10 @@ def _recognise(block: Block, matrices_of: Callable[[Sublayer], Sequence[Projecti
     # Attention and feed-forward may be blocks of their own (x-transformers); experts come in any number.
     count = len(sublayers) if len(sublayers) < 2 else None
     return _Selection(selected, writers, count, frozenset(sublayer.kind for sublayer in sublayers))
+
+
+def _writer_of(sublayer: Sublayer) -> Sequence[Projection]:
+    return (sublayer.writer,)
 
 
 def _path_of(sublayer: Sublayer) -> Sequence[Projection]:
