@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group, sum_over_ranks
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sum_over_ranks
 from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.trained_parameters import TrainedParameters
@@ -31,7 +31,7 @@ class StepObserver:
 
     def __init__(self, module: nn.Module) -> None:
         self._depth = DepthMap.of(module)
-        self._trained = TrainedParameters(module)
+        self._trained = TrainedParameters(module, self._depth)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
         self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
@@ -60,7 +60,8 @@ class StepObserver:
     @torch.no_grad()
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
         """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
-        norms = self._norms_of(trainer, optimizer)
+        before, norms = self._norms, self._norms_of(trainer, optimizer)
+        self.has_changed = before is not None and norms is not before
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
         if norms.is_sharded:
@@ -88,13 +89,10 @@ class StepObserver:
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group."""
-        changed = self._trained.have_changed(optimizer)
-        self.has_changed = changed and self._norms is not None
-        if changed or self._norms is None:
-            named = self._trained.named()
-            groups = [self._depth.group_of(name) for name, _ in named]
-            self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
-            place = {group: at for at, group in enumerate(self._norms.groups)}
-            blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
+        norms = self._trained.norms(optimizer, trainer.strategy.model)
+        if norms is not self._norms:
+            self._norms = norms
+            place = {group: at for at, group in enumerate(norms.groups)}
+            blocks = (stack.groups for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
-        return self._norms
+        return norms
