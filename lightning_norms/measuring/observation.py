@@ -20,3 +20,8 @@ class Observation:
     grad_norm: float
     non_finite: int = 0
     stacks: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def lacks_loss(self) -> bool:
+        """Whether there was no loss at all, finite or not."""
+        return self.loss is None and not self.non_finite

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 FILE = "events.jsonl"
 Evidence = float | int | str
-_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True)
@@ -56,18 +54,18 @@ class Event:
         object.__setattr__(self, "evidence", plain)
 
     def to_plain(self) -> dict[str, Any]:
-        """A dict of plain Python, for a checkpoint."""
+        """Return a dict of plain Python, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Event:
-        """The event that :meth:`to_plain` described; keys that a later version may add are passed over.
+        """Return the event that :meth:`to_plain` described; keys that a later version may add are ignored.
 
         Raises:
             ValueError: if this describes no event.
         """
         try:
-            return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+            return cls(**{name: data[name] for name in (entry.name for entry in fields(cls)) if name in data})
         except TypeError as error:
             raise ValueError(f"an event needs a step, a cause and an action; got {dict(data)}") from error
 
@@ -77,16 +75,16 @@ class EventLog:
 
     Args:
         folder: where the file goes, made when the first line is written. None keeps events in memory only: for every
-            rank but the first one, and for runs that leave no files. May be set later.
+            rank but the first one, and for runs that leave no files.
 
     Attributes:
-        events: those of this run's history, without what a resume has left behind.
+        events: events of this run's history, without those that a resume has left behind.
 
     Example:
         >>> log = EventLog()
         >>> log.append(Event(31, "spike", "rollback"))
-        >>> log.counts(), log.last()
-        ({'rollback': 1}, Event(step=31, cause='spike', action='rollback', evidence={}, factor=1.0, message=''))
+        >>> [event.action for event in log.events]
+        ['rollback']
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -104,7 +102,7 @@ class EventLog:
         self._write(event.to_plain())
 
     def resume_at(self, step: int) -> None:
-        """The run goes on from a checkpoint: events from this step on are abandoned. A file gets a marker.
+        """Abandon the events from this step on: the run goes on from a checkpoint. A file gets a marker.
 
         Args:
             step: optimizer steps taken at the checkpoint, and so the number of the step that comes next.
@@ -113,16 +111,8 @@ class EventLog:
         if self.path is not None and self.path.exists():
             self._write({"resumed_at": step})
 
-    def counts(self) -> dict[str, int]:
-        """Number of events by action."""
-        return dict(Counter(event.action for event in self.events))
-
-    def last(self, *actions: str) -> Event | None:
-        """The latest event, or the latest with one of these actions; None if there is none."""
-        return next((event for event in reversed(self.events) if event.action in actions or not actions), None)
-
     def state_dict(self) -> dict[str, Any]:
-        """All events as plain Python."""
+        """Return all events as plain Python."""
         return {"events": [event.to_plain() for event in self.events]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -137,27 +127,6 @@ class EventLog:
         except OSError as error:  # a full disk must not end the run that this protects
             warnings.warn(f"{self.path} cannot be written, events are kept in memory only: {error}", stacklevel=3)
             self.folder = None
-
-
-def read(path: str | Path, *, abandoned: bool = True) -> list[Event]:
-    """Events from a file, oldest first; a last line that was cut short is passed over.
-
-    Args:
-        path: the ``events.jsonl``, or the folder that holds it.
-        abandoned: with events that happened, but after the checkpoint from which the run was resumed later.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
-    path = Path(path)
-    events: list[Event] = []
-    for line in (path / FILE if path.is_dir() else path).read_text(encoding="utf-8").splitlines():
-        data = _parse(line)
-        if "resumed_at" in data and not abandoned:
-            events = [event for event in events if event.step < data["resumed_at"]]
-        elif "action" in data:
-            events.append(Event.from_plain(data))
-    return events
 
 
 def _append_line(path: Path, line: str) -> None:
@@ -178,24 +147,7 @@ def _ends_with_newline(file: Any) -> bool:
 def _for_json(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become "nan", "inf" and "-inf"."""
     if isinstance(value, Mapping):
-        return {str(name): _for_json(each) for name, each in value.items()}
+        return {str(name): _for_json(item) for name, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     return value
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError:
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    if "factor" in data:
-        data["factor"] = _number(data["factor"])
-    data["evidence"] = {name: _number(each) for name, each in data.get("evidence", {}).items()}
-    return data
-
-
-def _number(value: Any) -> Any:
-    return _NOT_IN_JSON.get(value, value) if isinstance(value, str) else value

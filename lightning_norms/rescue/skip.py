@@ -16,27 +16,27 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Overflow:
-    """To undo an infinity that was put into a gradient.
+    """How to undo an infinity that was put into a gradient.
 
     Args:
         scaler: the scaler's state before.
-        optimizer: whose step it was.
-        fresh: the parameter that had no optimizer state before, if there was none with any.
+        optimizer: the optimizer whose step it was.
+        without_state: the parameter that carries it, if it had no optimizer state before.
     """
 
     scaler: dict[str, Any]
     optimizer: Optimizer
-    fresh: Tensor | None
+    without_state: Tensor | None
 
     def undo(self, scaler: Any) -> None:
-        """After the step: the scaler does not back off for an infinity that was ours."""
+        """Keep the scaler, after the step, from backing off for an infinity that was ours."""
         scaler.load_state_dict(self.scaler)
-        if self.fresh is not None:
-            self.optimizer.state.pop(self.fresh, None)
+        if self.without_state is not None:
+            self.optimizer.state.pop(self.without_state, None)
 
 
 def skip_step(optimizer: Optimizer, scaler: Any) -> Overflow | None:
-    """Take the gradients of the step away; returns what to undo after it, if anything.
+    """Take the gradients of the step away; return what to undo after it, if anything.
 
     Args:
         optimizer: the one whose step is under way, at ``on_before_optimizer_step``.
@@ -55,11 +55,11 @@ def skip_step(optimizer: Optimizer, scaler: Any) -> Overflow | None:
         parameter.grad = None
     if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
         return None
-    known = next((parameter for parameter in parameters if optimizer.state.get(parameter)), None)
-    free = next(parameter for parameter in parameters if parameter.requires_grad)
-    victim = free if known is None else known
-    victim.grad = torch.full_like(victim, torch.inf)
-    return Overflow(scaler.state_dict(), optimizer, free if known is None else None)
+    with_state = next((parameter for parameter in parameters if optimizer.state.get(parameter)), None)
+    trainable = next(parameter for parameter in parameters if parameter.requires_grad)
+    carrier = trainable if with_state is None else with_state
+    carrier.grad = torch.full_like(carrier, torch.inf)
+    return Overflow(scaler.state_dict(), optimizer, trainable if with_state is None else None)
 
 
 CLIPPING = "configure_gradient_clipping"
@@ -69,16 +69,16 @@ class NoClipping:
     """Leaves out Lightning's clipping of the step under way: torch cannot clip by value where there is no gradient.
 
     Args:
-        pl_module: whose ``configure_gradient_clipping`` is not called until :meth:`undo`.
+        pl_module: the module whose ``configure_gradient_clipping`` is not called until :meth:`undo`.
     """
 
     def __init__(self, pl_module: Any) -> None:
         self._attributes: dict[str, Any] = vars(pl_module)
-        self._own = self._attributes.get(CLIPPING)  # of the instance, which nearly no module has
+        self._own = self._attributes.get(CLIPPING)  # an attribute of the instance, which nearly no module has
         self._attributes[CLIPPING] = lambda *_, **__: None
 
     def undo(self) -> None:
-        """After the step, or after an exception in it."""
+        """Clip again, after the step or after an exception in it."""
         del self._attributes[CLIPPING]
         if self._own is not None:
             self._attributes[CLIPPING] = self._own
