@@ -22,7 +22,6 @@ from lightning_norms.rescue.events import Event, EventLog
 from lightning_norms.rescue.intervention import Intervention
 from lightning_norms.rescue.ladder import Limits
 from lightning_norms.rescue.rescue import Decision, FallbackExhaustedError, Rescue
-from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
 
 __all__ = ["FallbackExhaustedError", "LRFallback"]
 
@@ -42,14 +41,14 @@ class LRFallback(Callback):
                                                     stop: FallbackExhaustedError, with what was tried
 
     All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor. A fault
-    that shows in no loss or gradient, such as a learning rate that is wrong for one step, is seen at the next step. A
-    rollback puts back weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random
-    numbers and data go on, so the bad batches are passed by. The lower learning rate is a factor on top of any
-    scheduler. Every event is a line in ``events.jsonl``, a line on the console, and ``fallback/...`` for the loggers.
+    that shows in no loss or gradient, such as a wrong learning rate for one step, is seen at the next step. A rollback
+    puts back weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers
+    and data go on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. After
+    a rollback or restart the baselines start anew: for 16 steps only the rule for early steps can fire. A GradScaler
+    may skip 20 non-finite steps in a row by itself.
 
-    After a rollback or restart the baselines start anew, so for 16 steps only the rule for early steps can fire. The
-    first 20 non-finite steps in a row are left to a GradScaler, which skips them by itself. Under ``ddp_spawn``
-    :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
+    Every event is a line in ``events.jsonl``, a line on the console, and ``fallback/...`` for the loggers. Under
+    ``ddp_spawn`` :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
 
     Args:
         cut: the learning rate is multiplied by it at each rollback and restart.
@@ -95,17 +94,17 @@ class LRFallback(Callback):
         dry_run: bool = False,
     ) -> None:
         super().__init__()
-        check_whole("LRFallback", "snapshot_every_n_steps", snapshot_every_n_steps, 1)
-        check_whole("LRFallback", "restart_within", restart_within, 0)
+        every = check_whole("LRFallback", "snapshot_every_n_steps", snapshot_every_n_steps, 1)
+        within = check_whole("LRFallback", "restart_within", restart_within, 0)
         check_switches("LRFallback", rescale_on_restart=rescale_on_restart, dry_run=dry_run)
         check_pattern("LRFallback", "pattern", pattern)
         check_rule("LRFallback", rule)
         attempts = {"max_skips": max_skips, "max_rollbacks": max_rollbacks, "max_restarts": max_restarts}
         limits = Limits(cut=cut, lowest_factor=lowest_factor, **attempts)
-        rescue = partial(Rescue, limits, restart_warmup_steps=restart_warmup_steps, recovery_steps=recovery_steps)
-        self._new_rescue = partial(rescue, dry_run=dry_run)
-        self._new_snapshots = partial(SnapshotKeeper, every_n_steps=snapshot_every_n_steps, start_within=restart_within)
-        self.rule, self.pattern, self.dry_run = rule if rescale_on_restart else None, pattern, dry_run
+        self._new_rescue = partial(Rescue, limits, recovery_steps, restart_warmup_steps, dry_run)
+        rule_or_none = rule if rescale_on_restart else None
+        intervention = partial(Intervention, snapshot_every_n_steps=every, restart_within=within)
+        self._new_intervention = partial(intervention, rule=rule_or_none, pattern=pattern)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -128,8 +127,7 @@ class LRFallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        snapshots = self._new_snapshots(trainer, pl_module)
-        intervention = Intervention(trainer, pl_module, self.rescue, snapshots, self.rule, self.pattern)
+        intervention = self._new_intervention(trainer, pl_module, self.rescue)
         folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
         if self._restored:
@@ -162,9 +160,8 @@ class LRFallback(Callback):
         observation = self._observer.observe(trainer, optimizer)
         if self.rescue.state.steps == 0 and observation.lacks_loss and not pl_module.automatic_optimization:
             rank_zero_warn(NO_LOSS)
-        has_scaler, has_changed = grad_scaler(trainer) is not None, self._observer.has_changed
-        finding = self.rescue.observe(observation, has_scaler=has_scaler, parameters_changed=has_changed)
-        decision = self.rescue.decide(finding, self._intervention.ways_back)
+        finding = self.rescue.observe(observation, has_scaler=grad_scaler(trainer) is not None)
+        decision = self.rescue.decide(finding, self._intervention.snapshots.ways_back)
         self._report(trainer, decision)
         self._intervention.act(decision, optimizer)
 
@@ -177,7 +174,7 @@ class LRFallback(Callback):
         self._intervention.end_step()
         has_stepped, self._logged = self.rescue.state.steps > self._logged, self.rescue.state.steps
         if has_stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
-            self._log(trainer, self._intervention.factor)
+            self._log(trainer)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -193,9 +190,9 @@ class LRFallback(Callback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # A resumed run can go back to its checkpoint only, so the run that goes on does the same.
-        if self._intervention is None or self.dry_run or self._intervention.keep_checkpoint():
+        if self._intervention is None or self._intervention.keep_checkpoint():
             return
-        decision = self.rescue.decide_on_bad_weights(self._intervention.ways_back)
+        decision = self.rescue.decide_on_bad_weights(self._intervention.snapshots.ways_back)
         self._report(trainer, decision)
         self._intervention.go_back(decision.action)
         self._intervention.write_again(checkpoint)
@@ -215,14 +212,15 @@ class LRFallback(Callback):
         return {**self.__dict__, "_observer": None, "_intervention": None, "_restored": self.state_dict()}
 
     def _report(self, trainer: Trainer, decision: Decision) -> None:
-        if decision.is_new and self._intervention is not None:
+        if decision.is_new:
             event = decision.event()
             self._events.append(event)
             rank_zero_info(event.message)
-            self._log(trainer, self._intervention.factor)
+            self._log(trainer)
         if decision.action == "stop":
             raise FallbackExhaustedError(decision.last_words(self.events))
 
-    def _log(self, trainer: Trainer, factor: float) -> None:
+    def _log(self, trainer: Trainer) -> None:
+        factor = 1.0 if self._intervention is None else self._intervention.factor
         for logger in trainer.loggers:
             logger.log_metrics(self.rescue.metrics(factor), step=trainer.fit_loop.epoch_loop._batches_that_stepped)

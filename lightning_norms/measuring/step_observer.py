@@ -23,10 +23,7 @@ class StepObserver:
     """Keeps the losses of an accumulation window on the device, and reads everything once a step.
 
     Args:
-        module: whose depths are watched.
-
-    Attributes:
-        has_changed: whether parameters were frozen or unfrozen since the step before the last observation.
+        module: the module whose depths are observed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -34,8 +31,7 @@ class StepObserver:
         self._trained = TrainedParameters(module)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
-        self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
-        self.has_changed = False
+        self._places: tuple[list[int], ...] = ()  # places of each stack's blocks among the groups of the norms
 
     @property
     def has_depths(self) -> bool:
@@ -44,7 +40,7 @@ class StepObserver:
 
     @property
     def is_within_window(self) -> bool:
-        """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
+        """Whether the first micro-batch of an accumulation window is over, so that a loss waits for its step."""
         return bool(self._losses)
 
     def add_loss(self, trainer: Any, loss: Tensor, automatic: bool) -> None:
@@ -59,8 +55,8 @@ class StepObserver:
 
     @torch.no_grad()
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
-        """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
-        norms = self._norms_of(trainer, optimizer)
+        """Return the observation of the step that ``optimizer`` is about to take; the same on every rank."""
+        before, norms = self._norms, self._norms_of(trainer, optimizer)
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
         if norms.is_sharded:
@@ -75,7 +71,8 @@ class StepObserver:
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
         stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
         bad += sum(not math.isfinite(norm) for norm in by_group)
-        return Observation(sum_ / count if count else None, total, int(bad), stacks)
+        has_changed = before is not None and norms is not before
+        return Observation(sum_ / count if count else None, total, int(bad), stacks, parameters_changed=has_changed)
 
     def _loss_sums(self, device: torch.device) -> Tensor:
         losses, self._losses = self._losses, []
@@ -87,14 +84,13 @@ class StepObserver:
         return torch.stack([values.nan_to_num(0.0, 0.0, 0.0).sum(), finite, len(values) - finite])
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
-        """The optimizer's trainable parameters by group."""
-        changed = self._trained.have_changed(optimizer)
-        self.has_changed = changed and self._norms is not None
-        if changed or self._norms is None:
+        if self._trained.have_changed(optimizer) or self._norms is None:
             named = self._trained.named()
             groups = [self._depth.group_of(name) for name, _ in named]
-            self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
-            place = {group: at for at, group in enumerate(self._norms.groups)}
+            self._norms = GroupNorms(
+                [parameter for _, parameter in named], groups, sharding_group(trainer.strategy.model)
+            )
+            place = {group: index for index, group in enumerate(self._norms.groups)}
             blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
         return self._norms

@@ -34,9 +34,10 @@ class Intervention:
         trainer: the Lightning Trainer, when its fit starts.
         module: its LightningModule.
         rescue: what decides; it is told when the run is put back.
-        snapshots: the moments to go back to.
+        snapshot_every_n_steps: optimizer steps between two snapshots of a healthy run.
+        restart_within: optimizer steps for which the start is kept.
         rule: factors for the residual writers at a restart, or None.
-        pattern: regular expression for the writers' names.
+        pattern: regular expression for the names of these writers.
 
     Raises:
         ValueError: if the run cannot be acted on.
@@ -47,12 +48,15 @@ class Intervention:
         trainer: Any,
         module: nn.Module,
         rescue: Rescue,
-        snapshots: SnapshotKeeper,
-        rule: RescaleRule | None = None,
-        pattern: str | None = None,
+        *,
+        snapshot_every_n_steps: int,
+        restart_within: int,
+        rule: RescaleRule | None,
+        pattern: str | None,
     ) -> None:
         _refuse(trainer)
-        self._trainer, self._module, self._rescue, self._snapshots = trainer, module, rescue, snapshots
+        self._trainer, self._module, self._rescue = trainer, module, rescue
+        self.snapshots = SnapshotKeeper(trainer, module, snapshot_every_n_steps, restart_within)
         self._rule, self._pattern = rule, pattern
         self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
         if any(NAME in factors.names() for factors in self._factors):  # a subclass, which Lightning tells apart
@@ -61,8 +65,6 @@ class Intervention:
         self._rescaled = False
         self._overflow: Overflow | None = None
         self._no_clipping: NoClipping | None = None
-
-    # --- start and end --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Put the factor on the learning rate, and keep what may be gone back to.
@@ -78,18 +80,16 @@ class Intervention:
         if self._rule is not None:
             self._matrices(self._rule)  # the error about a model in which nothing is found belongs here
         if self._rescue.state.steps == 0:
-            size = self._snapshots.keep_start().bytes / 1e6
+            size = self.snapshots.keep_start().bytes / 1e6
             rank_zero_info(f"LRFallback: keeps the start, {size:.1f} MB, and later one healthy snapshot.")
-        elif self._snapshots.healthy is None and not self._rescue.watch.stall.is_suspicious():
-            self._snapshots.keep_healthy(self._rescue.state.steps)
+        elif self.snapshots.healthy is None and not self._rescue.watch.stall.is_suspicious():
+            self.snapshots.keep_healthy(self._rescue.state.steps)
 
     def leave(self) -> None:
         """Leave the optimizers and the module as they were."""
         for factors in self._factors:
             factors.remove(NAME)
         self._clip_again()
-
-    # --- every step -----------------------------------------------------------------------------------------------
 
     def keep_buffers(self) -> None:
         """Take the buffers as they are: a skipped step goes back to them."""
@@ -103,17 +103,18 @@ class Intervention:
 
     def act(self, decision: Decision, optimizer: Optimizer) -> None:
         """Carry out a decision about the step that ``optimizer`` is about to take."""
-        if decision.action == "leave":
+        action, finding = decision.action, decision.finding
+        if action == "leave":
             return
-        if decision.action == "accept":
+        if action == "accept":
             self.keep_buffers()
-        elif decision.action in ("skip", "rollback", "restart"):
-            if decision.action != "skip":
-                self.go_back(decision.action)
-            elif self._buffers is not None:
-                self._buffers.put_back()
-            overflowed = decision.finding is not None and decision.finding.cause == "non_finite"
-            self._skip(optimizer, keep_scale=decision.action != "skip" or not overflowed)
+        elif action == "skip" and self._buffers is not None:
+            self._buffers.put_back()
+        elif action in ("rollback", "restart"):
+            self.go_back(action)
+        if action in ("skip", "rollback", "restart"):
+            is_overflow = action == "skip" and finding is not None and finding.cause == "non_finite"
+            self._skip(optimizer, keep_scale=not is_overflow)
         for factors in self._factors:
             factors.refresh()  # in full precision they were put on before this was decided
 
@@ -124,14 +125,14 @@ class Intervention:
             self._overflow = None
         self._clip_again()
         steps = self._rescue.state.steps
-        self._snapshots.step_taken(steps)
-        if not self._rescue.dry_run and self._rescue.is_healthy and self._snapshots.is_due(steps):
-            self._snapshots.keep_healthy(steps)
+        self.snapshots.step_taken(steps)
+        if not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps):
+            self.snapshots.keep_healthy(steps)
 
     def go_back(self, action: str) -> None:
         """Put a snapshot back: the healthy one for "rollback", the start for "restart", whose warmup begins again."""
         self._rescue.go_back(action)
-        names = self._snapshots.restart() if action == "restart" else self._snapshots.roll_back()
+        names = self.snapshots.restart() if action == "restart" else self.snapshots.roll_back()
         if names:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(names)}")
         if action == "restart":
@@ -140,13 +141,6 @@ class Intervention:
             if self._rule is not None and not is_rescaled(self._module):
                 self._rescale(self._rule)
 
-    # --- between steps --------------------------------------------------------------------------------------------
-
-    @property
-    def ways_back(self) -> dict[str, int]:
-        """The steps that can be gone back to, by action."""
-        return self._snapshots.ways_back
-
     @property
     def factor(self) -> float:
         """The factor on the learning rate of the next step."""
@@ -154,12 +148,14 @@ class Intervention:
 
     def keep_checkpoint(self) -> bool:
         """Take what a checkpoint is about to hold as healthy; False if its weights are not finite, on any rank."""
+        if self._rescue.dry_run:
+            return True
         trainable = (parameter.detach() for parameter in self._module.parameters() if parameter.requires_grad)
         is_bad = not all(bool(torch.isfinite(weight).all()) for weight in trainable)
         if self._trainer.strategy.reduce_boolean_decision(is_bad, all=False):
             return False
         if self._rescue.is_healthy:
-            self._snapshots.keep_healthy(self._rescue.state.steps)
+            self.snapshots.keep_healthy(self._rescue.state.steps)
         return True
 
     def write_again(self, checkpoint: dict[str, Any]) -> None:
@@ -176,7 +172,7 @@ class Intervention:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the snapshots that a checkpoint needs, and whether a restart has rescaled; plain."""
-        snapshots = self._snapshots.state_dict(self._rescue.is_healthy)
+        snapshots = self.snapshots.state_dict(self._rescue.is_healthy)
         return {"clock": self._clock, "rescaled": self._rescaled, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -187,7 +183,7 @@ class Intervention:
         for factors in self._factors:
             if "warmup" not in factors.names():
                 factors.clock = state["clock"]
-        self._snapshots.load_state_dict(state)
+        self.snapshots.load_state_dict(state)
 
     @property
     def _clock(self) -> int:
@@ -221,7 +217,7 @@ class Intervention:
         rescale(matrices, rule)
         mark_rescaled(self._module)
         self._rescaled = True
-        self._snapshots.keep_start()
+        self.snapshots.keep_start()
         rank_zero_info(f"LRFallback: {rule} on {len(matrices)} residual writers.")
 
     def _matrices(self, rule: RescaleRule) -> list[Matrix]:

@@ -45,13 +45,12 @@ class Limits:
             check_whole("LRFallback", name, getattr(self, name), 0)
 
 
+@dataclass
 class Ladder:
     """Counts what was done and says what comes next.
 
     Args:
         limits: how often each action may be taken.
-
-    Attributes:
         factor: what the learning rate is multiplied by.
         skips_in_a_row: steps skipped since the last one that was taken.
 
@@ -61,13 +60,12 @@ class Ladder:
         (['skip', 'rollback'], 0.5)
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.factor = 1.0
-        self.skips_in_a_row = 0
-        self.skips = 0
-        self.rollbacks = 0
-        self.restarts = 0
+    limits: Limits
+    factor: float = 1.0
+    skips_in_a_row: int = 0
+    skips: int = 0
+    rollbacks: int = 0
+    restarts: int = 0
 
     def climb(self, cause: str, ways_back: Collection[str]) -> str:
         """Return the action for a finding of this cause, counted as done; a rollback or restart cuts the factor.
@@ -82,10 +80,8 @@ class Ladder:
             return "skip"
         if self.factor * self.limits.cut < self.limits.lowest_factor:
             return "stop"
-        may = {
-            "rollback": self.rollbacks < self.limits.max_rollbacks,
-            "restart": self.restarts < self.limits.max_restarts,
-        }
+        limits = self.limits
+        may = {"rollback": self.rollbacks < limits.max_rollbacks, "restart": self.restarts < limits.max_restarts}
         # A ruined start is not cured by going back to a moment at which it was ruined already.
         order = ("restart", "rollback") if cause == "stall" else ("rollback", "restart")
         action = next((action for action in order if action in ways_back and may[action]), "stop")
@@ -101,7 +97,7 @@ class Ladder:
         self.skips_in_a_row = 0
 
     def recover(self, steps_left: int) -> None:
-        """Let a factor below 1 climb by one of the equal parts that take it back to 1 in ``steps_left`` steps."""
+        """Let a factor below 1 climb, by one of the equal steps that take it back to 1 in ``steps_left`` steps."""
         if self.factor < 1.0:
             self.factor += (1.0 - self.factor) / max(1, steps_left)
 

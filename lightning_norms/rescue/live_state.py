@@ -5,6 +5,7 @@ Tensors are this rank's: a DTensor counts as its local shard.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,37 +18,28 @@ from lightning_norms.rescue.averages import average_tensors, is_average
 
 
 class Key(NamedTuple):
-    """Name of one tensor or value of a run.
-
-    ============  ===============================  ==========================================================
-    kind          named by                         what
-    ============  ===============================  ==========================================================
-    parameter     name                             a trainable parameter, or one that an optimizer has moved
-    buffer        name                             a buffer, whether checkpoints hold it or not
-    optimizer     number, name, entry              one entry of the optimizer state of the parameter ``name``;
-                                                   of the optimizer itself if that is ""
-    average       number, name                     a tensor of a weight average
-    ============  ===============================  ==========================================================
-    """
+    """Name of one tensor, or plain value, of a run."""
 
     kind: Literal["parameter", "buffer", "optimizer", "average"]
     name: str
+    """Name of the tensor; for an optimizer, of the parameter whose state this is, "" for what belongs to none."""
     number: int = 0
+    """Which optimizer, which average."""
     entry: str = ""
+    """Which entry of the optimizer's state."""
 
 
 class LiveState:
-    """All live tensors of a run by key, and the plain values between them.
+    """Everything in a run that an optimizer step changes.
 
     Args:
         module: the module; FSDP2 modules that a validation has left unsharded are resharded.
         optimizers: torch optimizers, or Lightning's wrappers around them.
         averages: modules, or callbacks that hold a weight average.
-        with_frozen: count frozen parameters too.
+        with_frozen: count frozen parameters too. Without, those count that are trainable or have moments.
 
     Attributes:
-        tensors: live local tensors by key.
-        values: entries of optimizer states that are no tensors, for instance Adafactor's float or a list, by key.
+        entries: live local tensors, and the plain values in optimizer states (Adafactor's float, a list), by key.
         parameters: all parameters by name, as their owners have them, not only the local part.
     """
 
@@ -56,8 +48,7 @@ class LiveState:
     ) -> None:
         reshard(module)
         self.parameters = _named_parameters(module, optimizers)
-        self.tensors: dict[Key, Tensor] = {}
-        self.values: dict[Key, Any] = {}
+        self.entries: dict[Key, Any] = {}
         self._module, self._optimizers = module, optimizers
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._states = [_states(optimizer, names) for optimizer in optimizers]
@@ -82,25 +73,20 @@ class LiveState:
         if not state and key.name:
             self._optimizers[key.number].state.pop(self.parameters[key.name], None)
 
-    def put(self, key: Key, value: Any) -> None:
-        """Write an entry of an optimizer's state; nothing happens if its parameter is gone."""
-        if key.number >= len(self._optimizers) or (key.name and key.name not in self.parameters):
-            return
-        optimizer = self._optimizers[key.number]
-        state = optimizer.state.setdefault(self.parameters[key.name], {}) if key.name else optimizer.state
-        state[key.entry] = value
+    def revive(self, key: Key, saved: Any) -> None:
+        """Make a copy of what has no live counterpart of its shape: a buffer, or an entry of an optimizer's state.
 
-    def revive(self, key: Key, saved: Tensor) -> None:
-        """Put back a tensor that has no live counterpart of its shape: as a new buffer or entry of an optimizer state.
-
-        Args:
-            key: what is missing. A parameter or an average cannot be made anew: nothing happens.
-            saved: its value on this rank.
+        A parameter or an average cannot be made anew, nor a state whose parameter is gone: nothing happens.
         """
         if key.kind == "buffer":
             self._replace_buffer(key.name, saved)
-        elif key.kind == "optimizer" and key.name in self.parameters:
-            self.put(key, _like_parameter(saved, self.parameters[key.name]))
+        elif key.kind == "optimizer" and key.number < len(self._optimizers):
+            state = self._optimizers[key.number].state
+            if not key.name:
+                state[key.entry] = copy.deepcopy(saved)
+            elif key.name in self.parameters:
+                parameter = self.parameters[key.name]
+                state.setdefault(parameter, {})[key.entry] = _like_parameter(saved, parameter)
 
     def drop_gradients(self) -> None:
         """Set every ``grad`` to None: zeros would still be decayed and moved by momentum."""
@@ -137,9 +123,9 @@ class LiveState:
 
     def _add(self, key: Key, value: Any) -> None:
         if not isinstance(value, Tensor):
-            self.values[key] = value
+            self.entries[key] = value
         elif not is_lazy(value):
-            self.tensors[key] = _compact(to_local(value.detach()))
+            self.entries[key] = _compact(to_local(value.detach()))
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -149,7 +135,9 @@ def _compact(tensor: Tensor) -> Tensor:
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def _like_parameter(saved: Tensor, parameter: Tensor) -> Tensor:
+def _like_parameter(saved: Any, parameter: Tensor) -> Any:
+    if not isinstance(saved, Tensor):
+        return copy.deepcopy(saved)
     # Step counters of 0 dimensions stay on the host, as torch's own optimizers have them unless they are capturable.
     tensor = saved.clone() if saved.dim() == 0 else saved.to(parameter.device, copy=True)
     if hasattr(parameter, "to_local") and parameter.to_local().shape == tensor.shape:

@@ -3,14 +3,9 @@
 ::
 
     observation -> observe: which cause? -> decide: which action? -> (elsewhere) act
-
-    none                     accept
-    absent, overflow         leave
-    non_finite, spike        skip; after max_skips in a row as a divergence
-    divergence               rollback
-    stall                    restart
-    (any, nothing left)      stop
-    (any, dry run)           report
+                   none                     accept
+                   absent, overflow         leave
+                   any other                report in a dry run, else what the ladder says: skip, rollback, ...
 """
 
 from __future__ import annotations
@@ -33,21 +28,18 @@ class FallbackExhaustedError(RuntimeError):
 
 @dataclass(kw_only=True)
 class State:
-    """What decisions depend on, besides the baselines of the rules and the counts of the ladder.
-
-    Args:
-        steps: optimizer steps observed.
-        quiet_since: steps observed at the last rollback or restart; 0 if there was none.
-        restarted: whether the run has started again from step 0.
-        incident: cause and action that the run is in the middle of; None after a healthy step.
-        reported: steps in a row that a dry run only reported.
-    """
+    """What decisions depend on, besides the baselines of the rules and the counts of the ladder."""
 
     steps: int = 0
+    """Optimizer steps observed."""
     quiet_since: int = 0
+    """Steps observed at the last rollback or restart."""
     restarted: bool = False
+    """Whether the run has started again from step 0."""
     incident: str | None = None
+    """Cause and action that the run is in the middle of; None after a healthy step."""
     reported: int = 0
+    """Steps in a row that a dry run only reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +95,6 @@ class Rescue:
         restart_warmup_steps: length of the warmup after a restart.
         dry_run: only report.
 
-    Attributes:
-        watch: the rules.
-        ladder: the actions, counted.
-        state: the rest of what decisions depend on.
-
     Example:
         >>> rescue = Rescue(Limits())
         >>> finding = rescue.observe(Observation(loss=float("nan"), grad_norm=1.0))
@@ -118,7 +105,6 @@ class Rescue:
     def __init__(
         self,
         limits: Limits,
-        *,
         recovery_steps: int | None = None,
         restart_warmup_steps: int = 100,
         dry_run: bool = False,
@@ -134,19 +120,14 @@ class Rescue:
         """Whether a snapshot that is taken now is one to go back to."""
         return self.state.incident is None and not self.watch.stall.is_suspicious()
 
-    def observe(
-        self, observation: Observation, *, has_scaler: bool = False, parameters_changed: bool = False
-    ) -> Finding | None:
+    def observe(self, observation: Observation, has_scaler: bool = False) -> Finding | None:
         """Return what is wrong with a step; a healthy one enters the baselines.
 
         Args:
             observation: the step, before it is taken.
             has_scaler: whether a GradScaler may skip the step by itself.
-            parameters_changed: whether parameters were frozen or unfrozen since the last step.
         """
         self.state.steps += 1
-        if parameters_changed:
-            self.watch.stall.start_afresh()  # other gradients, other shares
         finding = self.watch.find(observation, has_scaler)
         if finding is None:
             self.watch.accept(observation)
@@ -162,7 +143,7 @@ class Rescue:
         if finding is None:
             return self._accept()
         if finding.is_harmless:
-            return Decision(action="leave", step=self.state.steps - 1, factor=self.ladder.factor, finding=finding)
+            return self._now("leave", finding=finding)
         if self.dry_run:
             return self._report(finding)
         action = self.ladder.climb(finding.cause, ways_back)
@@ -200,8 +181,8 @@ class Rescue:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, factor, baselines, and whether the run is healthy, plain."""
-        rest = {**asdict(self.state), "healthy": self.is_healthy}
-        return {**rest, "ladder": self.ladder.state_dict(), "watch": self.watch.state_dict()}
+        parts = {"ladder": self.ladder.state_dict(), "watch": self.watch.state_dict()}
+        return {**asdict(self.state), "healthy": self.is_healthy, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a run stood; other keys are ignored."""
@@ -215,7 +196,7 @@ class Rescue:
         state.incident, state.reported = None, 0
         if self.recovery_steps is not None:
             ladder.recover(self.recovery_steps - (state.steps - state.quiet_since) + 1)
-        return Decision(action="accept", step=state.steps - 1, factor=ladder.factor)
+        return self._now("accept")
 
     def _report(self, finding: Finding) -> Decision:
         self.state.reported += 1
@@ -227,11 +208,7 @@ class Rescue:
         incident = f"{finding.cause}/{action}"
         goes_on = incident == self.state.incident and action in ("skip", "report")
         self.state.incident = incident
-        return Decision(
-            action=action,
-            step=self.state.steps - 1,
-            factor=self.ladder.factor,
-            finding=finding,
-            back_to=ways_back.get(action),
-            is_new=not goes_on,
-        )
+        return self._now(action, finding=finding, back_to=ways_back.get(action), is_new=not goes_on)
+
+    def _now(self, action: str, **more: Any) -> Decision:
+        return Decision(action=action, step=self.state.steps - 1, factor=self.ladder.factor, **more)

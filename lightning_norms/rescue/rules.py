@@ -7,10 +7,8 @@ Four causes, each with a rule of its own and its evidence::
     divergence   the median loss gives back half of the progress it had made
     stall        no spike and no NaN: some blocks receive no gradient any more (see :class:`StallRule`)
 
-Two more causes are harmless: ``absent``, a step without a loss and without a gradient, and ``overflow``, a non-finite
-step that a GradScaler skips by itself.
-
-Rules hold little state, all of it plain data. What a rule has flagged never enters its baseline.
+Two more are harmless: ``absent``, a step without loss and gradient, and ``overflow``, a non-finite step that a
+GradScaler skips by itself. Rules hold little state, all plain data. What they flag never enters their baseline.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ WINDOW = 16
 """Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
 SCALER_PATIENCE = 20
 """Non-finite steps in a row that a GradScaler may need to find its scale."""
-HARMLESS = ("absent", "overflow")
 
 
 @dataclass(frozen=True)
@@ -43,16 +40,11 @@ class Finding:
     @property
     def is_harmless(self) -> bool:
         """Whether nothing is to be done about it, and nothing to be learnt from the step."""
-        return self.cause in HARMLESS
+        return self.cause in ("absent", "overflow")
 
 
 def find_non_finite(observation: Observation) -> Finding | None:
-    """Report NaN and infinity, which every comparison with a limit would let through.
-
-    Example:
-        >>> find_non_finite(Observation(loss=float("nan"), grad_norm=1.0, non_finite=1)).cause
-        'non_finite'
-    """
+    """Report NaN and infinity, which every comparison with a limit would let through."""
     loss, grad_norm = observation.loss, observation.grad_norm
     if not observation.non_finite and math.isfinite(grad_norm) and (loss is None or math.isfinite(loss)):
         return None
@@ -83,10 +75,9 @@ class SpikeRule:
 
     def judge(self, observation: Observation) -> Finding | None:
         """Return a finding, or None; changes nothing."""
-        return self._judge_loss(observation) or self._judge_gradient(observation.grad_norm)
+        return self._judge_loss(observation.loss, observation.grad_norm) or self._judge_gradient(observation.grad_norm)
 
-    def loss_limit(self) -> float:
-        """Return the highest loss that is no spike."""
+    def _loss_limit(self) -> float:
         largest, spread = max(self.losses), max(self.losses) - min(self.losses)
         if self._is_early():
             return largest + max(abs(largest), 3 * spread)
@@ -113,13 +104,11 @@ class SpikeRule:
     def _is_early(self) -> bool:
         return len(self.losses) < WINDOW
 
-    def _judge_loss(self, observation: Observation) -> Finding | None:
-        loss, grad_norm = observation.loss, observation.grad_norm
-        if loss is None or not self.losses or not loss > self.loss_limit():
+    def _judge_loss(self, loss: float | None, grad_norm: float) -> Finding | None:
+        if loss is None or not self.losses or not loss > (limit := self._loss_limit()):
             return None
         if self._is_early() and not grad_norm > (1.5 if len(self.losses) >= 3 else 1.6) * self.norms[-1]:
             return None
-        limit = self.loss_limit()
         message = f"the loss, {loss:.4g}, is above {limit:.4g}, the limit from the last {len(self.losses)} steps"
         return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": grad_norm})
 
@@ -261,24 +250,10 @@ def _fall(shares: Sequence[float], start: Sequence[float]) -> float:
     return min(0.0, math.log10(max(*weakest_eighth, 1e-30)))
 
 
-def state_of(rule: object) -> dict[str, Any]:
-    """Return a rule's state as plain data, for a checkpoint."""
-    return copy.deepcopy(vars(rule))
-
-
-def load_state(rule: object, state: dict[str, Any]) -> None:
-    """Put a state back; the caller's data is copied."""
-    vars(rule).update(copy.deepcopy(state))
-
-
 class Watch:
     """Asks every rule about a step, the surest cause first.
 
-    ::
-
-        finding = watch.find(observation)        every step, once
-        if finding is None:
-            watch.accept(observation)            healthy steps make the baselines
+    Call :meth:`find` once for every step, and :meth:`accept` for those in which nothing was found.
 
     Attributes:
         spike: rule for one value far above all recent ones.
@@ -305,8 +280,10 @@ class Watch:
 
         Args:
             observation: the step.
-            has_scaler: whether a GradScaler may skip the step by itself: overflow is how it finds its scale.
+            has_scaler: whether a GradScaler may skip it by itself: overflow is how it finds its scale.
         """
+        if observation.parameters_changed:
+            self.stall.start_afresh()  # other gradients, other shares
         non_finite = find_non_finite(observation)
         self.overflows = self.overflows + 1 if non_finite and has_scaler else 0
         if non_finite and 0 < self.overflows <= SCALER_PATIENCE:
@@ -338,15 +315,16 @@ class Watch:
         self.overflows = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all rules, plain."""
-        rules = {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")}
-        scores = {name: state_of(score) for name, score in self.scores.items()}
-        return {"rules": rules, "scores": scores, "overflows": self.overflows}
+        """Return the state of all rules, plain: a copy."""
+        parts = {name: copy.deepcopy(vars(part)) for name, part in self._parts().items()}
+        return {**parts, "overflows": self.overflows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a run stood."""
-        for name, rule in state["rules"].items():
-            load_state(getattr(self, name), rule)
-        for name, score in state["scores"].items():
-            load_state(self.scores[name], score)
+        """Go on where a run stood; the caller's data is copied."""
+        for name, part in self._parts().items():
+            vars(part).update(copy.deepcopy(state[name]))
         self.overflows = state["overflows"]
+
+    def _parts(self) -> dict[str, object]:
+        scores = {f"{name}_score": score for name, score in self.scores.items()}
+        return {"spike": self.spike, "divergence": self.divergence, "stall": self.stall, **scores}

@@ -43,12 +43,9 @@ class Snapshot:
         (True, 0, 12)
     """
 
-    def __init__(
-        self, step: int, tensors: dict[Key, Tensor], values: dict[Key, Any], scaler: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, step: int, entries: dict[Key, Any], scaler: dict[str, Any] | None) -> None:
         self.step = step
-        self._tensors = tensors
-        self._values = values
+        self._entries = entries
         self._scaler = scaler
         self._copying: list[torch.cuda.Event] = []
         self._spent = False
@@ -75,14 +72,14 @@ class Snapshot:
             step: optimizer steps taken so far.
             reuse: a snapshot that is no longer wanted; its memory is overwritten, and it is spent.
         """
-        live = LiveState(module, optimizers, averages)
+        live = LiveState(module, optimizers, averages).entries
         old = reuse._spend() if reuse is not None else {}
-        tensors = {key: _allocate(tensor, old.pop(key, None)) for key, tensor in live.tensors.items()}
+        entries = {key: _allocate(value, old.pop(key, None)) for key, value in live.items()}
         del old  # what does not fit is freed before the copying
-        state = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
-        snapshot = cls(step, tensors, copy.deepcopy(live.values), state)
-        _copy(tensors.values(), live.tensors.values())
-        devices = {tensor.device for tensor in live.tensors.values() if tensor.is_cuda}
+        snapshot = cls(step, entries, copy.deepcopy(scaler.state_dict()) if scaler is not None else None)
+        tensors = {key: value for key, value in live.items() if isinstance(value, Tensor)}
+        _copy([entries[key] for key in tensors], tensors.values())
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
         snapshot._copying = [torch.cuda.current_stream(device).record_event() for device in devices]
         return snapshot
 
@@ -109,16 +106,14 @@ class Snapshot:
         self._check()
         live = LiveState(module, optimizers, averages, with_frozen=True)
         self._wait()
-        fitting = {key: saved for key, saved in self._tensors.items() if _fits(saved, live.tensors.get(key))}
-        _copy([live.tensors[key] for key in fitting], fitting.values())
-        for key in [*live.tensors, *live.values]:
-            if key.kind == "optimizer" and key not in self._tensors and key not in self._values:
+        fitting = {key: saved for key, saved in self._entries.items() if _fits(saved, live.entries.get(key))}
+        _copy([live.entries[key] for key in fitting], fitting.values())
+        for key in live.entries:
+            if key.kind == "optimizer" and key not in self._entries:
                 live.forget(key)
-        for key, tensor in self._tensors.items():
+        for key, saved in self._entries.items():
             if key not in fitting:
-                live.revive(key, tensor)
-        for key, value in self._values.items():
-            live.put(key, copy.deepcopy(value))
+                live.revive(key, saved)
         live.drop_gradients()
         if scaler is not None and self._scaler:
             scaler.load_state_dict(copy.deepcopy(self._scaler))
@@ -128,9 +123,7 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(
-            tensor.numel() * tensor.element_size() for tensor in [*self._tensors.values(), *_within(self._values)]
-        )
+        return sum(tensor.nbytes for tensor in _within(self._entries))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain Python and the tensors themselves (not copies): ``torch.load(weights_only=True)`` reads it.
@@ -142,26 +135,20 @@ class Snapshot:
         """
         self._check()
         self._wait()
-        entries = [{**key._asdict(), "value": value} for key, value in [*self._tensors.items(), *self._values.items()]]
+        entries = [{**key._asdict(), "value": value} for key, value in self._entries.items()]
         return {"step": self.step, "scaler": copy.deepcopy(self._scaler), "entries": entries}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Snapshot:
         """Make the snapshot that :meth:`state_dict` described; shares no memory with it."""
-        tensors: dict[Key, Tensor] = {}
-        values: dict[Key, Any] = {}
-        for entry in state["entries"]:
-            key, value = Key(**{name: entry[name] for name in Key._fields}), entry["value"]
-            if isinstance(value, Tensor):
-                tensors[key] = value.detach().clone()
-            else:
-                values[key] = copy.deepcopy(value)
-        return cls(int(state["step"]), tensors, values, copy.deepcopy(state["scaler"]))
+        state = copy.deepcopy(dict(state))
+        entries = {Key(**{name: entry[name] for name in Key._fields}): entry["value"] for entry in state["entries"]}
+        return cls(state["step"], entries, state["scaler"])
 
-    def _spend(self) -> dict[Key, Tensor]:
+    def _spend(self) -> dict[Key, Any]:
         self._wait()
-        tensors, self._tensors, self._values, self._spent = self._tensors, {}, {}, True
-        return tensors
+        entries, self._entries, self._spent = self._entries, {}, True
+        return entries
 
     def _check(self) -> None:
         if self._spent:
@@ -174,17 +161,19 @@ class Snapshot:
         self._copying = []
 
 
-def _allocate(tensor: Tensor, old: Tensor | None) -> Tensor:
+def _allocate(tensor: Any, old: Any) -> Any:
     """Reuse the old host memory if shape and dtype match; else new memory, pinned for a tensor on CUDA."""
+    if not isinstance(tensor, Tensor):
+        return copy.deepcopy(tensor)
     if not _is_plain(tensor):
         return tensor.clone()  # a subclass (quantized moments) knows best how to copy itself
-    if old is not None and (old.shape, old.dtype, old.device.type) == (tensor.shape, tensor.dtype, "cpu"):
+    if isinstance(old, Tensor) and (old.shape, old.dtype, old.device.type) == (tensor.shape, tensor.dtype, "cpu"):
         return old
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
-def _fits(saved: Tensor, live: Tensor | None) -> bool:
-    return live is not None and live.shape == saved.shape
+def _fits(saved: Any, live: Any) -> bool:
+    return isinstance(saved, Tensor) and isinstance(live, Tensor) and live.shape == saved.shape
 
 
 def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:

@@ -222,12 +222,12 @@ def big():
 def test_memory_is_that_of_the_trained_part_and_stays_so():
     model, optimizer = big()
     snapshot = Snapshot.take(model, [optimizer])
-    places = {tensor.data_ptr() for tensor in snapshot._tensors.values()}
+    places = {tensor.data_ptr() for tensor in snapshot._entries.values()}
     for _ in range(2):
         snapshot = Snapshot.take(model, [optimizer], reuse=snapshot)
-    assert {tensor.data_ptr() for tensor in snapshot._tensors.values()} == places
+    assert {tensor.data_ptr() for tensor in snapshot._entries.values()} == places
     assert snapshot.bytes == 3 * 4 * 1_000_000 + 4  # weights, two moments, one counter
-    assert all(tensor.device.type == "cpu" for tensor in snapshot._tensors.values())
+    assert all(tensor.device.type == "cpu" for tensor in snapshot._entries.values())
 
 
 def test_reuse_takes_what_fits_and_spends_the_old_one():
