@@ -59,15 +59,8 @@ class Event:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event that :meth:`to_plain` described; keys that a later version may add are ignored.
-
-        Raises:
-            ValueError: if this describes no event.
-        """
-        try:
-            return cls(**{name: data[name] for name in (entry.name for entry in fields(cls)) if name in data})
-        except TypeError as error:
-            raise ValueError(f"an event needs a step, a cause and an action; got {dict(data)}") from error
+        """Return the event that :meth:`to_plain` described; keys that a later version may add are ignored."""
+        return cls(**{entry.name: data[entry.name] for entry in fields(cls) if entry.name in data})
 
 
 class EventLog:
@@ -79,6 +72,7 @@ class EventLog:
 
     Attributes:
         events: events of this run's history, without those that a resume has left behind.
+        path: the file, whether it exists yet or not; None if there is none.
 
     Example:
         >>> log = EventLog()
@@ -88,13 +82,8 @@ class EventLog:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = folder
+        self.path = None if folder is None else Path(folder) / FILE
         self.events: list[Event] = []
-
-    @property
-    def path(self) -> Path | None:
-        """The file, whether it exists yet or not."""
-        return None if self.folder is None else Path(self.folder) / FILE
 
     def append(self, event: Event) -> None:
         """Remember an event and write it down; returns when the line is on the disk."""
@@ -126,22 +115,19 @@ class EventLog:
             _append_line(self.path, json.dumps(_for_json(data), allow_nan=False))
         except OSError as error:  # a full disk must not end the run that this protects
             warnings.warn(f"{self.path} cannot be written, events are kept in memory only: {error}", stacklevel=3)
-            self.folder = None
+            self.path = None
 
 
 def _append_line(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        if file.tell() and not _ends_with_newline(file):  # the process before us died in the middle of a line
-            line = "\n" + line
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the process before us died in the middle of a line
+                line = "\n" + line
         file.write(f"{line}\n".encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _ends_with_newline(file: Any) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) == b"\n")
 
 
 def _for_json(value: Any) -> Any:

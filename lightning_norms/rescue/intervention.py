@@ -17,7 +17,7 @@ from lightning_norms.learning_rate import factors_of
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.rescue.buffers import BufferKeeper
 from lightning_norms.rescue.rescue import Decision, Rescue
-from lightning_norms.rescue.skip import NoClipping, Overflow, skip_step
+from lightning_norms.rescue.skip import SkippedStep
 from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
 
 NAME = "fallback"
@@ -63,15 +63,10 @@ class Intervention:
             raise ValueError("LRFallback: another LRFallback acts in this run already; keep one of them in the Trainer")
         self._buffers: BufferKeeper | None = None
         self._rescaled = False
-        self._overflow: Overflow | None = None
-        self._no_clipping: NoClipping | None = None
+        self._skipped: SkippedStep | None = None
 
     def begin(self) -> None:
-        """Put the factor on the learning rate, and keep what may be gone back to.
-
-        Raises:
-            ValueError: if a restart is to rescale, and the writers are not found.
-        """
+        """Put the factor on the learning rate, and keep what may be gone back to."""
         for factors in self._factors:
             factors.set(NAME, self._factor)
         if self._rescue.dry_run:
@@ -89,7 +84,7 @@ class Intervention:
         """Leave the optimizers and the module as they were."""
         for factors in self._factors:
             factors.remove(NAME)
-        self._clip_again()
+        self._undo_skip()
 
     def keep_buffers(self) -> None:
         """Take the buffers as they are: a skipped step goes back to them."""
@@ -120,10 +115,7 @@ class Intervention:
 
     def end_step(self) -> None:
         """Undo, after the step, what only its skipping needed; keep a snapshot of a healthy run when it is due."""
-        if self._overflow is not None:
-            self._overflow.undo(grad_scaler(self._trainer))
-            self._overflow = None
-        self._clip_again()
+        self._undo_skip()
         steps = self._rescue.state.steps
         self.snapshots.step_taken(steps)
         if not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps):
@@ -195,18 +187,15 @@ class Intervention:
 
     def _skip(self, optimizer: Optimizer, keep_scale: bool) -> None:
         """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""
-        self._clip_again()
-        self._no_clipping = NoClipping(self._module)
+        self._undo_skip()
         for factors in self._factors:
             factors.cancel_step()
-        overflow = skip_step(optimizer, grad_scaler(self._trainer))
-        if keep_scale and overflow is not None:
-            self._overflow = overflow
+        self._skipped = SkippedStep(self._module, optimizer, grad_scaler(self._trainer), keep_scale)
 
-    def _clip_again(self) -> None:
-        if self._no_clipping is not None:
-            self._no_clipping.undo()
-            self._no_clipping = None
+    def _undo_skip(self) -> None:
+        if self._skipped is not None:
+            self._skipped.undo()
+            self._skipped = None
 
     def _rescale(self, rule: RescaleRule) -> None:
         matrices = self._matrices(rule)

@@ -121,12 +121,7 @@ class Rescue:
         return self.state.incident is None and not self.watch.stall.is_suspicious()
 
     def observe(self, observation: Observation, has_scaler: bool = False) -> Finding | None:
-        """Return what is wrong with a step; a healthy one enters the baselines.
-
-        Args:
-            observation: the step, before it is taken.
-            has_scaler: whether a GradScaler may skip the step by itself.
-        """
+        """Return what is wrong with a step before it is taken; a healthy one enters the baselines."""
         self.state.steps += 1
         finding = self.watch.find(observation, has_scaler)
         if finding is None:
@@ -163,18 +158,16 @@ class Rescue:
         self.state.restarted |= action == "restart"
 
     def factor(self, clock: int, ramp: bool = True) -> float:
-        """Return the factor on the learning rate; after a restart it climbs in a straight line.
+        """Return the factor on the learning rate, ``clock`` steps after the start or the last restart.
 
-        Args:
-            clock: optimizer steps taken since the start or the last restart.
-            ramp: False if a warmup of the run's own climbs already.
+        After a restart it climbs in a straight line, unless (``ramp=False``) the run's own warmup climbs already.
         """
         if not ramp or not self.state.restarted:
             return self.ladder.factor
         return self.ladder.factor * min(1.0, (clock + 1) / max(1, self.restart_warmup_steps))
 
     def metrics(self, factor: float) -> dict[str, float]:
-        """Return the numbers for loggers: counts, the effective ``factor``, and the spike scores."""
+        """Return the numbers for loggers: counts, the present ``factor``, and the spike scores."""
         values = {FALLBACK.of(name): float(getattr(self.ladder, name)) for name in ("skips", "rollbacks", "restarts")}
         values[FALLBACK.of("factor")] = factor
         return values | {SPIKE_SCORE.of(name): score.value() for name, score in self.watch.scores.items()}
