@@ -40,14 +40,13 @@ class LRFallback(Callback):
                            stall                    restart from step 0, lr x cut, fresh warmup
                                                     stop: FallbackExhaustedError, with what was tried
 
-    All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor. A fault
-    that shows in no loss or gradient, such as a wrong learning rate for one step, is seen at the next step. A rollback
-    puts back weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers
-    and data go on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. After
-    a rollback or restart the baselines start anew: for 16 steps only the rule for early steps can fire. A GradScaler
-    may skip 20 non-finite steps in a row by itself.
+    All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor. What no
+    loss or gradient shows yet (a wrong learning rate for one step) is seen at the next step. A rollback puts back
+    weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers and data go
+    on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. For 16 steps
+    after it only the rule for early steps can fire. A GradScaler may skip 20 non-finite steps in a row by itself.
 
-    Every event is a line in ``events.jsonl``, a line on the console, and ``fallback/...`` for the loggers. Under
+    Every event is a line in ``events.jsonl`` and on the console, and ``fallback/...`` for the loggers. Under
     ``ddp_spawn`` :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
 
     Args:
@@ -73,8 +72,7 @@ class LRFallback(Callback):
     Example:
         >>> fallback = LRFallback(cut=0.3, snapshot_every_n_steps=20)
 
-    Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (roll back about 100 steps and pass the batches by);
-        Zhang et al. 2022, arXiv:2205.01068 (lower the learning rate): by hand.
+    Source: by hand in Chowdhery et al. 2022, arXiv:2204.02311, section 5.1, and Zhang et al. 2022, arXiv:2205.01068.
     """
 
     def __init__(
@@ -102,9 +100,8 @@ class LRFallback(Callback):
         attempts = {"max_skips": max_skips, "max_rollbacks": max_rollbacks, "max_restarts": max_restarts}
         limits = Limits(cut=cut, lowest_factor=lowest_factor, **attempts)
         self._new_rescue = partial(Rescue, limits, recovery_steps, restart_warmup_steps, dry_run)
-        rule_or_none = rule if rescale_on_restart else None
-        intervention = partial(Intervention, snapshot_every_n_steps=every, restart_within=within)
-        self._new_intervention = partial(intervention, rule=rule_or_none, pattern=pattern)
+        self._new_intervention = partial(Intervention, every_n_steps=every, start_within=within)
+        self.rule, self.pattern = rule if rescale_on_restart else None, pattern
         self._start_over()
 
     def _start_over(self) -> None:
@@ -127,13 +124,12 @@ class LRFallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        intervention = self._new_intervention(trainer, pl_module, self.rescue)
+        intervention = self._new_intervention(trainer, pl_module, self.rescue, rule=self.rule, pattern=self.pattern)
         folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
         if self._restored:
             self.rescue.load_state_dict(self._restored)
-            self._events.load_state_dict(self._restored["events"])
-            self._events.resume_at(self.rescue.state.steps)
+            self._events.resume(self._restored["events"], self.rescue.state.steps)
             intervention.load_state_dict(self._restored)
         self._observer, self._intervention = StepObserver(pl_module), intervention
         if not self._observer.has_depths:
@@ -142,7 +138,6 @@ class LRFallback(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # Before the first forward pass of a step: its buffers go back to this if it is skipped.
         if self._intervention is not None and self._observer is not None and not self._observer.is_within_window:
             self._intervention.keep_buffers()
 
@@ -162,7 +157,7 @@ class LRFallback(Callback):
             rank_zero_warn(NO_LOSS)
         finding = self.rescue.observe(observation, has_scaler=grad_scaler(trainer) is not None)
         decision = self.rescue.decide(finding, self._intervention.snapshots.ways_back)
-        self._report(trainer, decision)
+        self._report(trainer, decision, self._intervention)
         self._intervention.act(decision, optimizer)
 
     @override
@@ -174,7 +169,7 @@ class LRFallback(Callback):
         self._intervention.end_step()
         has_stepped, self._logged = self.rescue.state.steps > self._logged, self.rescue.state.steps
         if has_stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
-            self._log(trainer)
+            self._log(trainer, self._intervention)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -193,7 +188,7 @@ class LRFallback(Callback):
         if self._intervention is None or self._intervention.keep_checkpoint():
             return
         decision = self.rescue.decide_on_bad_weights(self._intervention.snapshots.ways_back)
-        self._report(trainer, decision)
+        self._report(trainer, decision, self._intervention)
         self._intervention.go_back(decision.action)
         self._intervention.write_again(checkpoint)
 
@@ -211,16 +206,15 @@ class LRFallback(Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_observer": None, "_intervention": None, "_restored": self.state_dict()}
 
-    def _report(self, trainer: Trainer, decision: Decision) -> None:
+    def _report(self, trainer: Trainer, decision: Decision, intervention: Intervention) -> None:
         if decision.is_new:
             event = decision.event()
             self._events.append(event)
             rank_zero_info(event.message)
-            self._log(trainer)
+            self._log(trainer, intervention)
         if decision.action == "stop":
             raise FallbackExhaustedError(decision.last_words(self.events))
 
-    def _log(self, trainer: Trainer) -> None:
-        factor = 1.0 if self._intervention is None else self._intervention.factor
+    def _log(self, trainer: Trainer, intervention: Intervention) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(self.rescue.metrics(factor), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(intervention.metrics(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -2,10 +2,8 @@
 
 The file is history and only grows. A resumed run goes on in it, behind a marker::
 
-    {"step": 31, "cause": "spike", "action": "rollback", ...}
     {"step": 44, "cause": "spike", "action": "rollback", ...}      after the checkpoint of step 40: happened,
     {"resumed_at": 40}                                             but is no part of the run that goes on
-    {"step": 44, "cause": "spike", "action": "rollback", ...}
 """
 
 from __future__ import annotations
@@ -70,10 +68,6 @@ class EventLog:
         folder: where the file goes, made when the first line is written. None keeps events in memory only: for every
             rank but the first one, and for runs that leave no files.
 
-    Attributes:
-        events: events of this run's history, without those that a resume has left behind.
-        path: the file, whether it exists yet or not; None if there is none.
-
     Example:
         >>> log = EventLog()
         >>> log.append(Event(31, "spike", "rollback"))
@@ -90,23 +84,16 @@ class EventLog:
         self.events.append(event)
         self._write(event.to_plain())
 
-    def resume_at(self, step: int) -> None:
-        """Abandon the events from this step on: the run goes on from a checkpoint. A file gets a marker.
-
-        Args:
-            step: optimizer steps taken at the checkpoint, and so the number of the step that comes next.
-        """
-        self.events = [event for event in self.events if event.step < step]
+    def resume(self, state: Mapping[str, Any], step: int) -> None:
+        """Take the events before ``step`` from a checkpoint; a file, in which later ones may stand, gets a marker."""
+        events = [Event.from_plain(event) for event in state["events"]]
+        self.events = [event for event in events if event.step < step]
         if self.path is not None and self.path.exists():
             self._write({"resumed_at": step})
 
     def state_dict(self) -> dict[str, Any]:
         """Return all events as plain Python."""
         return {"events": [event.to_plain() for event in self.events]}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the events from a checkpoint instead; writes nothing."""
-        self.events = [Event.from_plain(event) for event in state_dict["events"]]
 
     def _write(self, data: Mapping[str, Any]) -> None:
         if self.path is None:

@@ -34,8 +34,8 @@ class Intervention:
         trainer: the Lightning Trainer, when its fit starts.
         module: its LightningModule.
         rescue: what decides; it is told when the run is put back.
-        snapshot_every_n_steps: optimizer steps between two snapshots of a healthy run.
-        restart_within: optimizer steps for which the start is kept.
+        every_n_steps: optimizer steps between two snapshots of a healthy run.
+        start_within: optimizer steps for which the start is kept.
         rule: factors for the residual writers at a restart, or None.
         pattern: regular expression for the names of these writers.
 
@@ -49,14 +49,14 @@ class Intervention:
         module: nn.Module,
         rescue: Rescue,
         *,
-        snapshot_every_n_steps: int,
-        restart_within: int,
+        every_n_steps: int,
+        start_within: int,
         rule: RescaleRule | None,
         pattern: str | None,
     ) -> None:
         _refuse(trainer)
         self._trainer, self._module, self._rescue = trainer, module, rescue
-        self.snapshots = SnapshotKeeper(trainer, module, snapshot_every_n_steps, restart_within)
+        self.snapshots = SnapshotKeeper(trainer, module, every_n_steps, start_within)
         self._rule, self._pattern = rule, pattern
         self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
         if any(NAME in factors.names() for factors in self._factors):  # a subclass, which Lightning tells apart
@@ -68,7 +68,7 @@ class Intervention:
     def begin(self) -> None:
         """Put the factor on the learning rate, and keep what may be gone back to."""
         for factors in self._factors:
-            factors.set(NAME, self._factor)
+            factors.set(NAME, self.factor)
         if self._rescue.dry_run:
             return
         self._buffers = BufferKeeper(self._module)
@@ -124,7 +124,7 @@ class Intervention:
     def go_back(self, action: str) -> None:
         """Put a snapshot back: the healthy one for "rollback", the start for "restart", whose warmup begins again."""
         self._rescue.go_back(action)
-        names = self.snapshots.restart() if action == "restart" else self.snapshots.roll_back()
+        names = self.snapshots.go_back(action)
         if names:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(names)}")
         if action == "restart":
@@ -133,10 +133,14 @@ class Intervention:
             if self._rule is not None and not is_rescaled(self._module):
                 self._rescale(self._rule)
 
-    @property
-    def factor(self) -> float:
-        """The factor on the learning rate of the next step."""
-        return self._factor(self._clock)
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers for loggers."""
+        return self._rescue.metrics(self.factor(self._clock))
+
+    def factor(self, clock: int) -> float:
+        """Return the factor on the learning rate; after a restart a ``Warmup`` callback climbs again by itself."""
+        has_warmup = any("warmup" in factors.names() for factors in self._factors)
+        return self._rescue.factor(clock, ramp=not has_warmup)
 
     def keep_checkpoint(self) -> bool:
         """Take what a checkpoint is about to hold as healthy; False if its weights are not finite, on any rank."""
@@ -180,10 +184,6 @@ class Intervention:
     @property
     def _clock(self) -> int:
         return next((factors.clock for factors in self._factors), 0)
-
-    def _factor(self, clock: int) -> float:
-        has_warmup = any("warmup" in factors.names() for factors in self._factors)  # climbs again after a restart
-        return self._rescue.factor(clock, ramp=not has_warmup)
 
     def _skip(self, optimizer: Optimizer, keep_scale: bool) -> None:
         """Let the step that is under way move nothing: no weight, no moment, no weight decay, no factor."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from lightning_norms.checks import check_number, check_whole
@@ -21,12 +21,7 @@ from lightning_norms.checks import check_number, check_whole
 class Limits:
     """How often each action may be taken, and how far the learning rate may fall.
 
-    Args:
-        cut: the learning rate is multiplied by it at each rollback and restart; 0 < cut < 1.
-        lowest_factor: no cut goes below this share of the planned learning rate.
-        max_skips: steps skipped in a row before it counts as a divergence.
-        max_rollbacks: rollbacks in a run.
-        max_restarts: restarts in a run.
+    The arguments are those of :class:`lightning_norms.callbacks.lr_fallback.LRFallback`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -61,6 +56,7 @@ class Ladder:
     """
 
     limits: Limits
+    _: KW_ONLY
     factor: float = 1.0
     skips_in_a_row: int = 0
     skips: int = 0

@@ -129,7 +129,7 @@ class Rescue:
         return finding
 
     def decide(self, finding: Finding | None, ways_back: Mapping[str, int]) -> Decision:
-        """Return what to do about the step that was observed, counted as done.
+        """Return what to do about the observed step, counted as done.
 
         Args:
             finding: what :meth:`observe` returned.

@@ -256,9 +256,7 @@ class Watch:
     Call :meth:`find` once for every step, and :meth:`accept` for those in which nothing was found.
 
     Attributes:
-        spike: rule for one value far above all recent ones.
-        divergence: rule for a level that goes back up.
-        stall: rule for blocks that receive no gradient any more.
+        spike, divergence, stall: the rules.
         scores: share of steps beyond 6 standard deviations, of "loss" and of "grad_norm".
         overflows: non-finite steps in a row under a GradScaler.
 
@@ -276,12 +274,7 @@ class Watch:
         self.overflows = 0
 
     def find(self, observation: Observation, has_scaler: bool = False) -> Finding | None:
-        """Return what is wrong with this step, or None for a healthy one.
-
-        Args:
-            observation: the step.
-            has_scaler: whether a GradScaler may skip it by itself: overflow is how it finds its scale.
-        """
+        """Return what is wrong with this step, or None; ``has_scaler`` says that a GradScaler may skip it by itself."""
         if observation.parameters_changed:
             self.stall.start_afresh()  # other gradients, other shares
         non_finite = find_non_finite(observation)

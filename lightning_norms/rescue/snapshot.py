@@ -90,15 +90,12 @@ class Snapshot:
         """Put everything back in place, and drop all gradients.
 
         Also inside an optimizer's closure, where Lightning calls ``on_before_optimizer_step``: the rest of that step
-        finds no gradient and changes nothing. (A GradScaler ends the step with its own ``update``: one more count, or
-        a smaller scale if that step overflowed. A fused optimizer under a GradScaler asserts when it finds no gradient;
-        restore after its step.)
-
-        A parameter that the snapshot does not hold (unfrozen or added since) keeps its value, but its optimizer state
-        is dropped, as it belongs to the abandoned course.
+        finds no gradient and changes nothing. (A GradScaler still updates its scale; a fused optimizer under it asserts
+        when it finds no gradient.)
 
         Returns:
-            Names of the trainable parameters that the snapshot does not hold.
+            Names of the trainable parameters that the snapshot does not hold (unfrozen or added since): they keep
+            their values, but their optimizer state is dropped.
 
         Raises:
             RuntimeError: if the snapshot was spent by ``take(reuse=...)``.
@@ -129,9 +126,6 @@ class Snapshot:
         """Return plain Python and the tensors themselves (not copies): ``torch.load(weights_only=True)`` reads it.
 
         Under sharding these are this rank's shards: of use only to the same rank of the same number of ranks.
-
-        Raises:
-            RuntimeError: if the snapshot was spent.
         """
         self._check()
         self._wait()
@@ -155,7 +149,7 @@ class Snapshot:
             raise RuntimeError(f"the snapshot of step {self.step} is spent: its memory went to a newer one")
 
     def _wait(self) -> None:
-        """Wait until copies from CUDA have arrived: only for the host; the device keeps the order of its stream."""
+        # Until copies from CUDA have arrived: only for the host; the device keeps the order of its stream.
         for event in self._copying:
             event.synchronize()
         self._copying = []

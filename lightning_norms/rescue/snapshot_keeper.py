@@ -58,24 +58,18 @@ class SnapshotKeeper:
         if step > self._start_within:
             self.start = None
 
-    def roll_back(self) -> tuple[str, ...]:
-        """Put the last healthy moment back into the run; return the names of parameters that it does not hold."""
+    def go_back(self, action: str) -> tuple[str, ...]:
+        """Put the start ("restart") or the last healthy moment ("rollback") back, and take it as healthy.
+
+        Returns:
+            Names of the trainable parameters that it does not hold.
+        """
+        self.healthy = self.start if action == "restart" else self.healthy
         assert self.healthy is not None  # the ladder asks for what is there
         return self.healthy.restore(self._module, self._trainer.optimizers, **self._more())
 
-    def restart(self) -> tuple[str, ...]:
-        """Put the start back into the run, and take it as healthy; return the names as :meth:`roll_back` does."""
-        assert self.start is not None
-        names = self.start.restore(self._module, self._trainer.optimizers, **self._more())
-        self.healthy = self.start
-        return names
-
     def state_dict(self, run_is_healthy: bool) -> dict[str, Any]:
-        """Return what a resumed run cannot take from the checkpoint itself.
-
-        Args:
-            run_is_healthy: then the checkpoint's own weights are the last healthy moment.
-        """
+        """Return what a resumed run cannot take from the checkpoint itself, whose weights are healthy if the run is."""
         last: dict[str, Any] | str | None = None
         if self.healthy is not None and not self._is_sharded and not run_is_healthy:
             last = "start" if self.healthy is self.start else self.healthy.state_dict()

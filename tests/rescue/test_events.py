@@ -47,7 +47,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = EventLog()
     log.append(SPIKE)
-    log.resume_at(10)
+    log.resume(log.state_dict(), 10)
     assert log.path is None
     assert list(tmp_path.iterdir()) == []
 
@@ -94,8 +94,7 @@ def test_a_resumed_run_appends_behind_a_marker(tmp_path):
     saved = log.state_dict()
     log.append(Event(44, "spike", "rollback", factor=0.25))
     resumed = EventLog(tmp_path)
-    resumed.load_state_dict(saved)
-    resumed.resume_at(40)
+    resumed.resume(saved, 40)
     assert resumed.events == [SPIKE]
     again = Event(44, "spike", "skip")
     resumed.append(again)
@@ -107,12 +106,12 @@ def test_resume_drops_only_what_came_later():
     log = EventLog()
     for step in (39, 40, 41):
         log.append(Event(step, "spike", "skip"))
-    log.resume_at(40)  # 40 steps were taken: 0 to 39
+    log.resume(log.state_dict(), 40)  # 40 steps were taken: 0 to 39
     assert [event.step for event in log.events] == [39]
 
 
 def test_a_resume_without_events_makes_no_file(tmp_path):
-    EventLog(tmp_path).resume_at(40)
+    EventLog(tmp_path).resume({"events": []}, 40)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,7 +122,7 @@ def test_state_passes_safe_loading(tmp_path):
     log.append(NON_FINITE)
     torch.save(log.state_dict(), tmp_path / "state.pt")
     other = EventLog()
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    other.resume(torch.load(tmp_path / "state.pt", weights_only=True), 50)
     assert same(other.events, log.events)
     assert other.events[1].evidence == {"loss": 2.5, "finite": 7}
 
