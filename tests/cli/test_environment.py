@@ -101,7 +101,7 @@ def test_a_script_that_does_not_know_us_gets_warmup_monitor_and_fallback(install
     assert names(run) == ["Warmup", "DepthMonitor", "LRFallback", "FromEnvironment"]
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(t) for t in range(STEPS)])
     assert run.callbacks[1].history.steps == [0, 5, 10]
-    assert run.callbacks[2].steps == STEPS
+    assert run.callbacks[2].rescue.state.steps == STEPS
     assert "LIGHTNING_NORMS_CALLBACKS adds Warmup, DepthMonitor, LRFallback." in caplog.messages
 
 
