@@ -13,13 +13,13 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.rescaling import check_rule, is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
+from lightning_norms.anatomy.writers import Matrix
 from lightning_norms.checks import check_pattern
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 
 TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
-MARK = "residual_rescaled"
 SETTLED = "_residual_rescale_settled"
 
 
@@ -66,8 +66,7 @@ class ResidualRescale(Callback):
         when: Literal["auto", "always"] = "auto",
     ) -> None:
         super().__init__()
-        if not isinstance(rule, RescaleRule):
-            raise TypeError(f"ResidualRescale: rule must be a RescaleRule such as GPT2Rescale(), got {rule!r}")
+        check_rule("ResidualRescale", rule)
         if when not in ("auto", "always"):
             raise ValueError(f"ResidualRescale: when must be 'auto' or 'always', got {when!r}")
         if value_pattern is not None and not rule.whole_value_path:
@@ -93,13 +92,13 @@ class ResidualRescale(Callback):
         # strategies restore after this hook, which overwrites what is done here.
         resumed = self._resumed or not (trainer.ckpt_path is None or TUNERS.match(Path(trainer.ckpt_path).name))
         if resumed and self._state["rescaled"]:
-            setattr(pl_module, MARK, True)
-        if resumed or getattr(pl_module, MARK, False) or getattr(pl_module, SETTLED, False):
+            mark_rescaled(pl_module)
+        if resumed or is_rescaled(pl_module) or getattr(pl_module, SETTLED, False):
             setattr(pl_module, SETTLED, True)
             return
         if is_deepspeed(trainer.strategy):
             raise ValueError("ResidualRescale: DeepSpeed has copied the weights by now: rescale in configure_model")
-        matrices = self._matrices(pl_module)
+        matrices = matrices_of(self.rule, pl_module, self.pattern, self.value_pattern)
         if any(matrix.parameter.is_meta for matrix in matrices):
             raise ValueError("ResidualRescale: the weights are still on the meta device: give them values before fit")
         if self.when == "auto" and trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False):
@@ -111,7 +110,7 @@ class ResidualRescale(Callback):
             self._settle(pl_module, [])
             rank_zero_info(f"ResidualRescale: this init already has {self.rule}; nothing changed.")
             return
-        factors = self._scale(matrices)
+        factors = rescale(matrices, self.rule)
         if factors:
             self._settle(pl_module, factors)
         rank_zero_info(_line(self.rule, matrices, factors))
@@ -126,20 +125,8 @@ class ResidualRescale(Callback):
         """Remember what the checkpoint's run did."""
         self._state = dict(state_dict)
 
-    def _matrices(self, module: nn.Module) -> tuple[Matrix, ...]:
-        if self.rule.whole_value_path:
-            return value_path(module, self.pattern, self.value_pattern)
-        return residual_writers(module, self.pattern)
-
-    def _scale(self, matrices: Sequence[Matrix]) -> list[float]:
-        free = [matrix for matrix in matrices if matrix.parameter.requires_grad]
-        factors = [self.rule.gain(matrix.layer, matrix.layers) for matrix in free]
-        for matrix, factor in zip(free, factors, strict=True):
-            scale_(matrix, factor)
-        return factors
-
     def _settle(self, module: nn.Module, factors: list[float]) -> None:
-        setattr(module, MARK, True)
+        mark_rescaled(module)
         self._state = {"rescaled": True, "rule": repr(self.rule), "matrices": len(factors)}
         if factors:
             self._state |= {"lowest_factor": min(factors), "highest_factor": max(factors)}

@@ -23,10 +23,7 @@ class StepObserver:
     """Keeps the losses of an accumulation window on the device, and reads everything once a step.
 
     Args:
-        module: whose depths are watched.
-
-    Attributes:
-        has_changed: whether parameters were frozen or unfrozen since the step before the last observation.
+        module: the module whose depths are observed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -34,8 +31,7 @@ class StepObserver:
         self._trained = TrainedParameters(module, self._depth)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
-        self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
-        self.has_changed = False
+        self._places: tuple[list[int], ...] = ()  # places of each stack's blocks among the groups of the norms
 
     @property
     def has_depths(self) -> bool:
@@ -44,7 +40,7 @@ class StepObserver:
 
     @property
     def is_within_window(self) -> bool:
-        """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
+        """Whether the first micro-batch of an accumulation window is over, so that a loss waits for its step."""
         return bool(self._losses)
 
     def add_loss(self, trainer: Any, loss: Tensor, automatic: bool) -> None:
@@ -59,9 +55,8 @@ class StepObserver:
 
     @torch.no_grad()
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
-        """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
+        """Return the observation of the step that ``optimizer`` is about to take; the same on every rank."""
         before, norms = self._norms, self._norms_of(trainer, optimizer)
-        self.has_changed = before is not None and norms is not before
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
         if norms.is_sharded:
@@ -76,7 +71,8 @@ class StepObserver:
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
         stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
         bad += sum(not math.isfinite(norm) for norm in by_group)
-        return Observation(sum_ / count if count else None, total, int(bad), stacks)
+        has_changed = before is not None and norms is not before
+        return Observation(sum_ / count if count else None, total, int(bad), stacks, parameters_changed=has_changed)
 
     def _loss_sums(self, device: torch.device) -> Tensor:
         losses, self._losses = self._losses, []

@@ -101,7 +101,7 @@ def test_a_script_that_does_not_know_us_gets_warmup_monitor_and_fallback(install
     assert names(run) == ["Warmup", "DepthMonitor", "LRFallback", "FromEnvironment"]
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(t) for t in range(STEPS)])
     assert run.callbacks[1].history.steps == [0, 5, 10]
-    assert run.callbacks[2].steps == STEPS
+    assert run.callbacks[2].rescue.state.steps == STEPS
     assert "LIGHTNING_NORMS_CALLBACKS adds Warmup, DepthMonitor, LRFallback." in caplog.messages
 
 
@@ -192,7 +192,10 @@ def test_the_other_distribution_of_lightning(installed, monkeypatch, tmp_path):
         ("[os.system]", "Import path os.system does not correspond to a subclass of Callback."),
         ("[{class_path: LRFallback, init_args: {cuts: 1}}]", "no key 'callbacks.cuts'. Did you mean cut"),
         ("[{class_path: LRFallback, init_args: {cut: abc}}]", "callbacks.cut is 'abc', but it must be a number."),
-        ("[{class_path: LRFallback, init_args: {cut: .nan}}]", "cut is nan, but it is a share of the learning rate"),
+        (
+            "[{class_path: LRFallback, init_args: {cut: .nan}}]",
+            "cut must be a number above 0 and below 1, got nan",
+        ),
     ],
 )
 def test_a_bad_value_is_one_sentence_when_the_trainer_is_made(value, words, installed, monkeypatch, tmp_path):
