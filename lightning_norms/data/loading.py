@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from typing_extensions import override
 
 from lightning_norms.data.encoding import TokenFile
 from lightning_norms.data.sampling import ValidationOrder, WindowOrder
@@ -106,13 +105,12 @@ class ResumableLoader(DataLoader[Batch]):
     and also when ``configure_optimizers`` has made it build the loaders before the loops' states are back.
     """
 
-    @override
     def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
         return {}
 
-    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        """Restore nothing."""
 
 
 def build_loader(batches: Dataset[Batch], workers: int, start: Callable[[], int] = int) -> ResumableLoader:
