@@ -13,16 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lightning_norms.anatomy.names import has_class_name
-from lightning_norms.callbacks import (  # noqa: F401
-    depth_monitor,
-    lr_fallback,
-    residual_rescale,
-    run_record,
-    unit_matrices,
-    warmup,
-)
-
-# Imported so that their classes are known by one word.
 from lightning_norms.cli import error_messages
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.schedules import Schedule

@@ -20,19 +20,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from rich.console import Console
 
 from lightning_norms import recipes
-
-# Imported so that their classes are known by one word in YAML.
-from lightning_norms.callbacks import (  # noqa: F401
-    admin_profile,
-    depth_monitor,
-    lr_fallback,
-    residual_rescale,
-    run_record,
-    unit_matrices,
-    warmup,
-)
-from lightning_norms.callbacks.after_step import AfterStep
-from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
+from lightning_norms.callbacks import AfterStep, FallbackExhaustedError
 from lightning_norms.cli import error_messages, generate
 from lightning_norms.comparing import compare
 from lightning_norms.data.text import TextDataModule
