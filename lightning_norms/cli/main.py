@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError
+from lightning_norms.callbacks import FallbackExhaustedError
 from lightning_norms.cli import error_messages, generate, recipes
 from lightning_norms.cli.norms_cli import CHOICES, DESCRIPTION, NormsCLI, find_mistake
 from lightning_norms.comparing import compare

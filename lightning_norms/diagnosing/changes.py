@@ -16,8 +16,8 @@ from lightning_norms.anatomy.writers import residual_writers, value_path
 from lightning_norms.callbacks.residual_rescale import SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.diagnosing.counterfactual import Change
-from lightning_norms.model.placements.catalogue import DeepNorm, PreNorm
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import DeepNorm, PreNorm
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
 from lightning_norms.schedules import LinearWarmup

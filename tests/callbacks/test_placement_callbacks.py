@@ -13,8 +13,8 @@ from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.unit_matrices import UnitMatrices, unit_matrices
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import SwiGLU
-from lightning_norms.model.placements.catalogue import NGPT, Admin, PreNorm, ProRes
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import NGPT, Admin, PreNorm, ProRes
 from tests import stand_ins
 
 pytestmark = [

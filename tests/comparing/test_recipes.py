@@ -16,9 +16,9 @@ from lightning_norms.model.feed_forward import SwiGLU
 from lightning_norms.model.generation import KeyValueMemory
 from lightning_norms.model.initialization import Normal, Xavier
 from lightning_norms.model.norms import RMSNorm
-from lightning_norms.model.placements.catalogue import PostNorm, PreNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import PostNorm, PreNorm
 from tests.comparing.parsing import model_of
 
 MEBIBYTE = 2**20

@@ -29,7 +29,7 @@ def placement(before, patch):
         ({**POST, "dict_kwargs": {"y": 2}}, {"class_path": "KEEL"}, {"class_path": "KEEL"}),
         # The same class, named by a word or by its path: merged.
         (POST, {"class_path": "PostNorm", "init_args": {"x": 1}}, {"class_path": "PostNorm", "init_args": {"final_norm": True, "x": 1}}),  # noqa: E501
-        (POST, {"class_path": "lightning_norms.PostNorm"}, {"class_path": "lightning_norms.PostNorm", "init_args": {"final_norm": True}}),  # noqa: E501
+        (POST, {"class_path": "lightning_norms.placements.PostNorm"}, {"class_path": "lightning_norms.placements.PostNorm", "init_args": {"final_norm": True}}),  # noqa: E501
         # No class is named: it stays.
         (POST, {"init_args": {"final_norm": False}}, {"class_path": "PostNorm", "init_args": {"final_norm": False}}),
         # A word for a class.
