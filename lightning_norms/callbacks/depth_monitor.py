@@ -19,7 +19,7 @@ from typing_extensions import override
 from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale, sharding_group, sum_over_ranks, to_local
-from lightning_norms.checks import check_switches
+from lightning_norms.checks import check_switches, check_whole
 from lightning_norms.measuring.depth_history import DepthHistory
 from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm, update_ratio
 from lightning_norms.measuring.stream import StreamMeter
@@ -104,10 +104,8 @@ class DepthMonitor(Callback):
         picture: bool = True,
     ) -> None:
         super().__init__()
-        if every_n_steps is not None and (type(every_n_steps) is not int or every_n_steps < 1):
-            raise ValueError(
-                f"DepthMonitor: every_n_steps must be a whole number above 0, or null, got {every_n_steps!r}"
-            )
+        if every_n_steps is not None:
+            check_whole("DepthMonitor", "every_n_steps", every_n_steps, 1)
         check_switches("DepthMonitor", stream=stream, updates=updates, table=table, picture=picture)
         self.every_n_steps, self.stream, self.updates = every_n_steps, stream, updates
         self.table, self.picture = table, picture

@@ -50,8 +50,10 @@ def command(arguments: list[str], check: Check) -> int:
             _write(so_far, folder)  # after every run, for people who look while the grid runs
             progress.end(run)
 
-        events = {"on_start": progress.start, "on_end": report, "on_wait": progress.wait}
-        runner = GridRunner(grid=grid, folder=folder, jobs=options.jobs, check=check, launcher=launcher, **events)
+        runner = GridRunner(
+            grid=grid, folder=folder, jobs=options.jobs, check=check, launcher=launcher,
+            on_start=progress.start, on_end=report, on_wait=progress.wait,
+        )  # fmt: skip
         try:
             comparison = runner.run()
         except KeyboardInterrupt:
