@@ -41,10 +41,7 @@ def explain(message: str, choices: Mapping[str, type]) -> str:
         (r"[Uu]nrecognized arguments: --?(?P<key>[\w.+-]+)", _unknown_key),
         (r"Expected a dot import path string: (\S+)", _unknown_class),
         (r"Expected a <class '(\w+)'>\. Got value: ([^\n]*)", _wrong_type),
-        (
-            r"Expected (?:a )?<class '(\w+)'>\s+- Expected (?:a )?<class 'NoneType'>\n.*\n\s*Given value: (.*)",
-            _wrong_type,
-        ),
+        (r"Expected (?:a )?<class '(\w+)'>\s+- .*NoneType'>\n.*\n\s*Given value: (.*)", _wrong_type),
     ):
         if match := re.search(pattern, message):
             return answer(key, match, choices)

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_norms import recipes
 from lightning_norms.checks import check_whole
-from lightning_norms.comparing.grid import Grid
+from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.comparing.grid_file import read_grid
 from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.comparing.options import build_parser, make_launcher
-from lightning_norms.comparing.progress import GridProgress
 from lightning_norms.recipes.overlay import to_yaml
 from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
@@ -44,14 +44,11 @@ def command(arguments: list[str], check: Check) -> int:
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     _check_base(grid, folder, check)
-    with GridProgress(grid) as progress:
-
-        def report(run: Run, so_far: Comparison) -> None:
-            _write(so_far, folder)  # after every run, for people who look while the grid runs
-            progress.end(run)
-
-        events = {"on_start": progress.start, "on_end": report, "on_wait": progress.wait}
-        runner = GridRunner(grid=grid, folder=folder, jobs=options.jobs, check=check, launcher=launcher, **events)
+    with _Progress(grid, folder) as progress:
+        runner = GridRunner(
+            grid=grid, folder=folder, jobs=options.jobs, check=check, launcher=launcher,
+            on_start=progress.start, on_end=progress.end, on_wait=progress.wait,
+        )  # fmt: skip
         try:
             comparison = runner.run()
         except KeyboardInterrupt:
@@ -96,3 +93,37 @@ def _print(comparison: Comparison, folder: Path, form: str) -> None:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     places = f"\nPictures: {folder / 'comparison.html'}\nAll numbers: {folder / 'comparison.json'}"
     console.print(places, highlight=False, markup=False, soft_wrap=True)
+
+
+class _Progress:
+    """A bar over the grid and a line for every run that has ended; on stderr, so that stdout holds only results."""
+
+    def __init__(self, grid: Grid, folder: Path) -> None:
+        self._folder = folder
+        columns = (TextColumn("{task.description:<34.34}"), BarColumn(18), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(file=sys.stderr))
+        self._task = self._bar.add_task(grid.name, total=len(grid.runs()))
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, run: PlannedRun) -> None:
+        self._bar.update(self._task, description=f"{run.variant}, seed {run.seed}")
+
+    def wait(self, run: PlannedRun) -> None:
+        self._bar.update(self._task, description=f"waits for {run.variant}, seed {run.seed}")
+
+    def end(self, run: Run, so_far: Comparison) -> None:
+        _write(so_far, self._folder)  # after every run, for people who look while the grid runs
+        line = f"{run.variant}, seed {run.seed}: {run.failure or _numbers(run)}"
+        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._bar.advance(self._task)
+
+
+def _numbers(run: Run) -> str:
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in (run.scores or {}).items())
+    return scores + ("" if run.seconds_per_step is None else f"; {run.seconds_per_step:.3g} s/step")

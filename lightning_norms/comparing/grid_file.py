@@ -49,9 +49,8 @@ def read_grid(
         ValueError: If a key is missing or unknown, or its value does not fit.
     """
     path = Path(path)
-    data = _check_mapping(
-        yaml.safe_load(path.read_text(encoding="utf-8")), path.name, "base, baseline, seeds, variants"
-    )
+    text = path.read_text(encoding="utf-8")
+    data = _check_mapping(yaml.safe_load(text), path.name, "base, baseline, seeds, variants")
     _check_keys(data, path.name)
     axes = _read_axes(data["axes"], path.name) if "axes" in data else {}
     if n_seeds is None and seeds is None and fast:

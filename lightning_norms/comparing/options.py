@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from lightning_norms.comparing.launchers import Launcher, LocalLauncher
-from lightning_norms.comparing.submitit_launcher import SubmititLauncher
+from lightning_norms.comparing.launchers import Launcher, LocalLauncher, SubmititLauncher
 
 EPILOG = """\
 A grid is a YAML file with

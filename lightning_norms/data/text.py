@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -158,7 +157,8 @@ class TextDataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> DataLoader[Batch]:
-        batches = TrainingBatches(self._source.train_stream, self._train_order(), self._rank)
+        rank, _ = self._rank_and_ranks
+        batches = TrainingBatches(self._source.train_stream, self._train_order(), rank)
         return build_loader(batches, self.num_workers, start=self._trained_batches)
 
     @override
@@ -170,8 +170,8 @@ class TextDataModule(LightningDataModule):
 
     def _val_batches(self, stream: TokenFile) -> ValidationBatches:
         size = self.val_batch_size or self.batch_size
-        order = ValidationOrder(len(stream), self.context_length, size, self._ranks)
-        return ValidationBatches(stream, order, self._rank)
+        rank, ranks = self._rank_and_ranks
+        return ValidationBatches(stream, ValidationOrder(len(stream), self.context_length, size, ranks), rank)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -191,31 +191,24 @@ class TextDataModule(LightningDataModule):
     # --- order and position ---
 
     @property
-    def _sharding(self) -> Mapping[str, int]:
+    def _rank_and_ranks(self) -> tuple[int, int]:
         # As for Lightning's own sampler: the data-parallel rank, which under tensor parallelism is not the global rank.
         arguments = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        return arguments or {"num_replicas": 1, "rank": 0}
-
-    @property
-    def _ranks(self) -> int:
-        return self._sharding["num_replicas"]
-
-    @property
-    def _rank(self) -> int:
-        return self._sharding["rank"]
+        return (arguments["rank"], arguments["num_replicas"]) if arguments else (0, 1)
 
     def _order_settings(self) -> dict[str, int]:
         return {
             "seed": self.seed,
             "context_length": self.context_length,
             "batch_size": self.batch_size,
-            "ranks": self._ranks,
+            "ranks": self._rank_and_ranks[1],
             "train_tokens": self.train_tokens,
         }
 
     def _train_order(self) -> WindowOrder:
         try:
-            return WindowOrder(self.train_tokens, self.context_length, self.batch_size, self._ranks, self.seed)
+            _, ranks = self._rank_and_ranks
+            return WindowOrder(self.train_tokens, self.context_length, self.batch_size, ranks, self.seed)
         except ValueError as error:
             corpora = ", ".join(str(part.corpus) for part in self._source.train_parts)
             raise ValueError(f"training text of {corpora}: {error}") from None

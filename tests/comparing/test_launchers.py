@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from lightning_norms.cli.main import main
-from lightning_norms.comparing import submitit_launcher
-from lightning_norms.comparing.launchers import LocalLauncher
+from lightning_norms.comparing import launchers
+from lightning_norms.comparing.launchers import Job, LocalLauncher, SubmititLauncher
 from lightning_norms.comparing.locks import alone
 from lightning_norms.comparing.options import make_launcher
-from lightning_norms.comparing.submitit_launcher import Job, SubmititLauncher
 
 submitit = pytest.importorskip("submitit")
 fcntl = pytest.importorskip("fcntl")
@@ -240,7 +239,7 @@ def test_slurm_is_chosen_where_it_is_and_gets_the_options(slurm):
 
 def test_what_is_stopped_is_cancelled_in_slurm(slurm, monkeypatch):
     spool, place = slurm
-    monkeypatch.setattr(submitit_launcher, "GRACE", 0)
+    monkeypatch.setattr(launchers, "GRACE", 0)
     started = start(SubmititLauncher(), place, "import time; print('on', flush=True); time.sleep(600)")
     wait_for(lambda: (place / "output.txt").exists() and (place / "output.txt").read_text())
     started.terminate()
