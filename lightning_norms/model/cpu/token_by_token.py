@@ -93,6 +93,8 @@ def product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     tiles = weight.detach().reshape(bands, out // bands, width).transpose(1, 2)
     if out > width:
         tiles = tiles.contiguous()
+    if bands == 1:
+        return functools.partial(F.linear, weight=tiles[0].T, bias=bias)
     added = None if bias is None else bias.detach().view(bands, 1, -1)
 
     def multiply(x: Tensor) -> Tensor:
