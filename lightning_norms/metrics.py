@@ -1,6 +1,6 @@
-"""Every logged number once: its key, its unit and what it means; and the one metric that has state.
+"""Every logged number once, with its key, unit and meaning; and the one metric that has state.
 
-A key that holds ``{}`` is filled in with :meth:`Key.of`, for instance ``GRAD_NORM.of("block_00")``.
+A key with ``{}`` is filled in by :meth:`Key.of`, for instance ``GRAD_NORM.of("block_00")``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 @dataclass(frozen=True)
 class Key:
-    """One logged series: ``name`` as a logger sees it, its ``unit``, and its ``meaning`` in a sentence.
+    """One logged series: its ``name`` in the logger, its ``unit``, and its ``meaning`` in a sentence.
 
     Example:
         >>> GRAD_NORM.of("total")
@@ -27,7 +27,7 @@ class Key:
     meaning: str
 
     def of(self, part: str) -> str:
-        """The name with its ``{}`` filled in by ``part``."""
+        """Fill ``part`` into the name's ``{}``."""
         return self.name.format(part)
 
 
@@ -37,12 +37,12 @@ VAL_LOSS = Key("val/{}/loss", "nats/token", "cross-entropy over every scored tok
 VAL_PERPLEXITY = Key("val/{}/perplexity", "1", "exp of the validation loss in nats per token")
 VAL_BITS_PER_BYTE = Key("val/{}/bits_per_byte", "bits/byte", "sum of nats / (ln 2 x UTF-8 bytes scored)")
 EFFECTIVE_LEARNING_RATE = Key(
-    "learning_rate/effective/{}", "1", "what the optimizer used: scheduler's learning rate x all factors, by group"
+    "learning_rate/effective/{}", "1", "learning rate that the optimizer used: the scheduler's x all factors, by group"
 )
 GRAD_NORM = Key("grad_norm/{}", "1", "L2 norm of the gradient, float32, unscaled, before clipping, by depth")
 STREAM_RMS = Key("stream_rms/{}", "1", "root mean square of the residual stream after a block")
 UPDATE_RATIO = Key("update_ratio/{}", "1", "L2 norm of the step's weight change / L2 norm of the weights, by depth")
-FALLBACK = Key("fallback/{}", "1", "what LRFallback has done so far: skips, rollbacks, restarts, and its factor")
+FALLBACK = Key("fallback/{}", "1", "counts of LRFallback's skips, rollbacks and restarts so far, and its factor")
 SPIKE_SCORE = Key("spike_score/{}", "1", "share of steps beyond 6 standard deviations of the 128 before them")
 
 KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))
@@ -78,5 +78,5 @@ class BitsPerByte(Metric):
         self.text_bytes += text_bytes.to(self.text_bytes)
 
     def compute(self) -> Tensor:
-        """Bits per byte of everything seen since the last reset."""
+        """Compute bits per byte since the last reset."""
         return self.nats / (math.log(2) * self.text_bytes)

@@ -1,7 +1,8 @@
-"""The LightningModule around the decoder: loss, metrics, parameter groups. Every trick is a callback."""
+"""The LightningModule around the decoder: loss, metrics, parameter groups. Everything else is a callback."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric
+from typing_extensions import override
 
 from lightning_norms.data.tokenizing import BOUNDARY, Tokenizer
 from lightning_norms.data.tokenizing import from_plain as tokenizer_from_plain
@@ -32,11 +34,11 @@ from lightning_norms.model.serialization import from_plain, to_plain
 from lightning_norms.model.sharding import check_is_real, shard
 
 IGNORED = -100
-"""Targets with this value are not scored."""
+"""Target value of positions that are not scored."""
 
 
 class _ValidationSet:
-    """Sums over one validation set. No child modules of the model, so that they are not part of its weights."""
+    """Metrics of one validation set: no child module of the model, so that they are not part of its weights."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,21 +49,21 @@ class _ValidationSet:
 class DecoderModule(LightningModule):
     """A decoder that learns to predict the next token of ``{"inputs": [batch, time], "targets": [batch, time]}``.
 
-    AdamW with weight decay on matrices only. No tricks: warmup, rescale and monitors are callbacks.
+    AdamW with weight decay on matrices only; warmup, rescale and monitors are callbacks.
 
     Args:
-        decoder: shape of the network. Without a ``vocab_size`` the network is built when the data is known. (Also
-            the plain mapping that a checkpoint holds.)
-        learning_rate: AdamW's, before any scheduler or warmup.
-        betas: AdamW's.
-        eps: AdamW's.
-        weight_decay: AdamW's, on tensors with two or more axes; gains and biases have none.
-        scheduler: a torch scheduler that is stepped every optimizer step.
+        decoder: shape of the network, or the plain mapping that a checkpoint holds. Without a ``vocab_size`` the
+            network is built when the data is known.
+        learning_rate: AdamW's learning rate before any scheduler or warmup.
+        betas: AdamW's decay rates of both moments.
+        eps: AdamW's epsilon.
+        weight_decay: AdamW's weight decay on tensors with two or more axes; gains and biases have none.
+        scheduler: torch scheduler that is stepped every optimizer step.
         sampling: how ``predict`` draws tokens.
-        max_new_tokens: most tokens that ``predict`` adds to a prompt.
+        max_new_tokens: largest number of tokens that ``predict`` adds to a prompt.
 
     Raises:
-        ValueError: one sentence on what does not fit.
+        ValueError: if a number is out of its range; the message names it.
 
     Example:
         >>> module = DecoderModule(DecoderConfig(vocab_size=256, n_layers=2))
@@ -99,17 +101,12 @@ class DecoderModule(LightningModule):
             self.decoder = Decoder(self.config)
 
     def _check_numbers(self) -> None:
-        for key, value, low, high in (
-            ("learning_rate", self.learning_rate, 0.0, float("inf")),
-            ("eps", self.eps, 0.0, float("inf")),
-            ("weight_decay", self.weight_decay, 0.0, float("inf")),
-            ("betas", min(self.betas), 0.0, 1.0),
-            ("betas", max(self.betas), 0.0, 1.0),
-        ):
-            if not (isinstance(value, (int, float)) and low <= value < high):
-                raise ValueError(
-                    f"{key} is {getattr(self, key)!r}, but it must be a number with {low:g} <= {key} < {high:g}."
-                )
+        limits = {"learning_rate": math.inf, "eps": math.inf, "weight_decay": math.inf, "betas": 1.0}
+        for key, limit in limits.items():
+            value = getattr(self, key)
+            for number in value if key == "betas" else [value]:
+                if not (isinstance(number, (int, float)) and 0 <= number < limit):
+                    raise ValueError(f"{key} is {value!r}, but it must be a number with 0 <= {key} < {limit:g}.")
 
     def _save_plain_hyper_parameters(self) -> None:
         # Plain data, not objects: a checkpoint must load with weights_only=True. The scheduler is a function, so it
@@ -120,8 +117,9 @@ class DecoderModule(LightningModule):
 
     # -- built when the data is known ----------------------------------------------------------------------------
 
+    @override
     def configure_model(self) -> None:
-        """Build the network, if its vocabulary's size had to come from the data; check that both fit; shard (FSDP2)."""
+        """Build the network if the data has to give its vocabulary's size, check that both fit, and shard (FSDP2)."""
         data = self._data()
         if not hasattr(self, "decoder"):
             self.config = replace(self.config, vocab_size=getattr(data, "vocab_size", None))
@@ -139,18 +137,17 @@ class DecoderModule(LightningModule):
             shard(self.decoder, self.device_mesh)
 
     def _data(self) -> Any:
-        """The data module, if there is one."""
         return getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
 
+    @override
     def setup(self, stage: str) -> None:
-        """One set of metrics for each validation set, and the tokenizer for ``predict``."""
         data = self._data()
         self.tokenizer = getattr(data, "tokenizer", self.tokenizer)
         self._token_bytes = getattr(data, "token_bytes", None)
         self._validation = [_ValidationSet(name) for name in getattr(data, "val_names", [])]
 
     def kv_cache_bytes(self, positions: int, bytes_per_number: int) -> int:
-        """Bytes of keys and values that generation keeps for one text of ``positions`` tokens."""
+        """Count the bytes of keys and values that generation keeps for one text of ``positions`` tokens."""
         config = self.config
         head_width = config.d_model // config.n_heads
         return 2 * config.n_layers * config.kv_heads * head_width * positions * bytes_per_number
@@ -158,25 +155,25 @@ class DecoderModule(LightningModule):
     # -- training ------------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[batch, time, vocab_size]`` for tokens ``[batch, time]``."""
+        """Compute logits ``[batch, time, vocab_size]`` for tokens ``[batch, time]``."""
         logits: Tensor = self.decoder(inputs)
         return logits
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy in nats per token, in float32."""
+        """Compute the mean cross-entropy in nats per token, in float32."""
         logits = self.decoder(batch["inputs"]).flatten(0, 1).float()
         loss = F.cross_entropy(logits, batch["targets"].flatten(), ignore_index=IGNORED)
         self.log(TRAIN_LOSS.name, loss.detach(), prog_bar=True)
         return loss
 
     def on_fit_start(self) -> None:
-        """Print where a run that learns nothing but token frequencies sits: a dead run stays exactly there."""
+        """Print the loss of a model that knows only token frequencies: a dead run stays exactly there."""
         entropy = getattr(self._data(), "unigram_entropy", None)
         if entropy is not None:
             rank_zero_info(f"unigram entropy of the training data: {entropy:.4f} nats/token (a dead run sits here)")
 
     def on_train_start(self) -> None:
-        """Start the clock of tokens per second; refuse a placement that would stand still."""
+        """Start the clock of tokens per second; refuse a placement whose steps nothing counts."""
         waits = any(hasattr(module, "after_step") for module in self.decoder.modules())
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
         if waits and not any(getattr(callback, "calls_after_step", False) for callback in callbacks):
@@ -195,7 +192,7 @@ class DecoderModule(LightningModule):
             self._clock = (0, now)
 
     def configure_optimizers(self) -> Any:
-        """AdamW in two groups, matrices with weight decay and the rest without; the scheduler, if any, by the step."""
+        """Build AdamW with two groups, matrices with weight decay and the rest without, and the scheduler, if any."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
@@ -211,7 +208,7 @@ class DecoderModule(LightningModule):
     # -- validation ----------------------------------------------------------------------------------------------
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Sum nats, tokens and bytes; means are taken once, over the whole set."""
+        """Sum nats, tokens and bytes; the mean is taken once, over the whole set."""
         targets = batch["targets"].flatten()
         logits = self.decoder(batch["inputs"]).flatten(0, 1).float()
         nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
@@ -226,7 +223,7 @@ class DecoderModule(LightningModule):
             metrics.bits_per_byte.to(self.device).update(nats, self._token_bytes[scored].sum())
 
     def on_validation_epoch_end(self) -> None:
-        """Loss, perplexity and bits per byte of each validation set."""
+        """Log loss, perplexity and bits per byte of each validation set."""
         for metrics in self._validation:
             if metrics.loss.update_called:
                 loss = metrics.loss.compute()
@@ -242,17 +239,17 @@ class DecoderModule(LightningModule):
     # -- text and checkpoints --------------------------------------------------------------------------------------
 
     def predict_step(self, batch: list[str], batch_idx: int, dataloader_idx: int = 0) -> list[str]:
-        """Each prompt with its continuation."""
+        """Continue each prompt."""
         return [self.continue_text(prompt) for prompt in batch]
 
     @torch.no_grad()
     def continue_text(self, prompt: str, generator: torch.Generator | None = None) -> str:
-        """``prompt`` and what the model says after it.
+        """Return ``prompt`` with the model's continuation.
 
         An empty prompt starts a document. A prompt that leaves no room in the context loses its beginning.
 
         Raises:
-            ValueError: if no tokenizer is known (it comes with the data module, and is kept in checkpoints).
+            ValueError: if there is no tokenizer (it comes with the data module, and is kept in checkpoints).
         """
         if self.tokenizer is None:
             raise ValueError("no tokenizer is known: fit with a TextDataModule, or load a checkpoint of such a run.")
@@ -270,7 +267,7 @@ class DecoderModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read it back."""
+        """Restore the tokenizer and whether the residual writers were rescaled."""
         ours = checkpoint.get("lightning_norms", {})
         self.residual_rescaled = ours.get("residual_rescaled", False)
         if self.tokenizer is None and ours.get("tokenizer"):

@@ -1,6 +1,7 @@
-"""How much smaller a residual branch starts: factor on its matrices as a pure function of depth.
+"""Rescale rules: the factor on a residual branch's initial weights as a pure function of depth.
 
-Every rule is a frozen dataclass with one method, ``gain(layer, layers)``. Adding a rule is adding a class here.
+A new rule is one frozen dataclass with one method, ``gain(layer, layers)``. Placements with the same constants take
+them from here.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
+from lightning_norms.checks import check_number
+
 
 @dataclass(frozen=True)
 class RescaleRule(ABC):
-    """A factor for the matrices of one block."""
+    """A recipe for the factor on one block's matrices."""
 
     whole_value_path: ClassVar[bool] = False
-    """False: only the two matrices that write into the stream. True: also value and MLP up (DeepNorm)."""
+    """Whether the factor applies to value and MLP up as well (DeepNorm), not only to the two writers."""
 
     @abstractmethod
     def gain(self, layer: int, layers: int) -> float:
-        """The factor for block ``layer`` (1-based) of ``layers``."""
+        """Compute the factor for block ``layer`` (1-based) of ``layers``."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,11 @@ class GPT2Rescale(RescaleRule):
         >>> round(GPT2Rescale().gain(layer=1, layers=48), 5)
         0.10206
 
-    Source:
-        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
     """
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """1 / sqrt(2 layers), the same in every block."""
         return 1 / math.sqrt(2 * layers)
 
 
@@ -52,12 +56,12 @@ class DepthRescale(RescaleRule):
         >>> DepthRescale().gain(layer=1, layers=48), DepthRescale().gain(layer=4, layers=48)
         (1.0, 0.5)
 
-    Source:
-        Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initialization", arXiv:1908.11365.
+    Source: Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initialization",
+    arXiv:1908.11365.
     """
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """1 / sqrt(layer)."""
         return float(layer**-0.5)
 
 
@@ -73,14 +77,13 @@ class DeepNormRescale(RescaleRule):
         >>> round(DeepNormRescale().gain(layer=1, layers=24), 5)
         0.26864
 
-    Source:
-        Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", arXiv:2203.00555.
+    Source: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", arXiv:2203.00555.
     """
 
     whole_value_path: ClassVar[bool] = True
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """(8 layers) ** -1/4, the same in every block."""
         return math.pow(8 * layers, -0.25)
 
 
@@ -97,14 +100,13 @@ class TFixupRescale(RescaleRule):
         >>> round(TFixupRescale().gain(layer=1, layers=48), 4)
         0.2193
 
-    Source:
-        Huang et al. 2020 (ICML), "Improving Transformer Optimization Through Better Initialization", and its code.
+    Source: Huang et al. 2020 (ICML), "Improving Transformer Optimization Through Better Initialization", and its code.
     """
 
     whole_value_path: ClassVar[bool] = True
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """(9 layers) ** -1/4, the same in every block."""
         return math.pow(9 * layers, -0.25)
 
 
@@ -120,14 +122,13 @@ class SubNormRescale(RescaleRule):
         >>> round(SubNormRescale().gain(layer=1, layers=48), 4)
         2.1364
 
-    Source:
-        Wang et al. 2022, "Foundation Transformers", arXiv:2210.06423, decoder-only.
+    Source: Wang et al. 2022, "Foundation Transformers", arXiv:2210.06423, decoder-only.
     """
 
     whole_value_path: ClassVar[bool] = True
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """sqrt(ln(2 layers)), the same in every block."""
         return math.sqrt(math.log(2 * layers))
 
 
@@ -150,24 +151,22 @@ class AdminRescale(RescaleRule):
         >>> round(AdminRescale().gain(layer=1, layers=48), 4), round(AdminRescale().gain(layer=48, layers=48), 4)
         (0.8165, 0.1023)
 
-    Source:
-        Liu et al. 2020, "Understanding the Difficulty of Training Transformers", arXiv:2004.08249.
+    Source: Liu et al. 2020, "Understanding the Difficulty of Training Transformers", arXiv:2004.08249.
     """
 
     variance: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.variance, int | float) or not 0 < self.variance < math.inf:
-            raise ValueError(f"AdminRescale: variance must be a finite number above 0, got {self.variance!r}")
+        check_number("AdminRescale", "variance", self.variance, above=0)
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """1 / omega of the block."""
         return 1 / math.sqrt(1 + self.variance * (2 * layer - 1.5))
 
 
 @dataclass(frozen=True)
 class ConstantRescale(RescaleRule):
-    """A factor of your own on every writer.
+    """A constant factor on every writer.
 
     Args:
         factor: finite and above 0.
@@ -183,10 +182,8 @@ class ConstantRescale(RescaleRule):
     factor: float
 
     def __post_init__(self) -> None:
-        number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
-        if not number or not math.isfinite(self.factor) or self.factor <= 0:
-            raise ValueError(f"ConstantRescale: factor must be a finite number above 0, got {self.factor!r}")
+        check_number("ConstantRescale", "factor", self.factor, above=0)
 
+    @override
     def gain(self, layer: int, layers: int) -> float:
-        """The given factor."""
         return float(self.factor)

@@ -51,7 +51,7 @@ def test_admin_refuses_what_is_no_variance(variance):
 
 @pytest.mark.parametrize("factor", [math.nan, None, 0, -1.0, math.inf, "0.5", True])
 def test_constant_refuses_what_is_no_factor(factor):
-    with pytest.raises(ValueError, match="finite number above 0"):
+    with pytest.raises(ValueError, match="must be a number above 0"):
         ConstantRescale(factor)
 
 

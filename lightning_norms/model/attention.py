@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped key/value heads, slots for inner norms, and an optional memory."""
+"""Causal self-attention with grouped key/value heads, slots for inner norms, and an optional key/value memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_norms.model.residual import Inner, Site
 
 
 class Memory(Protocol):
-    """Keys and values of the tokens seen so far, of one block."""
+    """One block's keys and values of all earlier tokens."""
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ``[batch, kv_heads, time, head_width]``; return all that is remembered."""
+        """Append ``[batch, kv_heads, time, head_width]``; return all keys and values so far."""
         ...
 
 
 @dataclass(frozen=True)
 class QKNorm:
-    """Norms of queries and keys: they bound the attention logits, whatever the stream does.
+    """Norms on queries and keys: they bound the attention logits, whatever the stream does.
 
     Args:
-        norm: what is computed; null for the decoder's norm.
-        over: "head" normalises each head with one gain of a head's width for all (Qwen 3, Gemma 3); "width" all heads
+        norm: norm to apply; null for the decoder's norm.
+        over: "head" normalises each head, with one gain for all heads (Qwen 3, Gemma 3); "width" normalises all heads
             together (OLMo 2).
-        rotary: normalise "before" (most) or "after" (Llama 4, nanochat) queries and keys are turned by their positions.
+        rotary: normalise "before" (most models) or "after" (Llama 4, nanochat) the rotation by positions.
 
     Raises:
         ValueError: if ``over`` or ``rotary`` is another word, or the placement normalises queries and keys itself.
@@ -49,7 +49,7 @@ class QKNorm:
                 raise ValueError(f"QKNorm's {name} is {getattr(self, name)!r}: give {' or '.join(map(repr, allowed))}.")
 
     def fill(self, inner: Inner, site: Site, norm: Norm) -> Inner:
-        """The same inner norms with queries and keys added."""
+        """Add the norms of queries and keys to a placement's inner norms."""
         slots = (inner.query, inner.key, inner.turned_query, inner.turned_key)
         if not all(isinstance(slot, nn.Identity) for slot in slots):
             raise ValueError("qk_norm is given, but the placement normalises queries and keys itself: leave it out.")
@@ -81,7 +81,7 @@ class Passage:
 
     Args:
         rotate: turns queries and keys by their positions.
-        first_value: values of block 1 ``[batch, time, kv_heads, head_width]``, for those who mix them in.
+        first_value: values of block 1 ``[batch, time, kv_heads, head_width]``, which ``value_residual`` mixes in.
     """
 
     rotate: Rotation
@@ -101,10 +101,10 @@ class CausalSelfAttention(nn.Module):
         site: width, heads and kv_heads (query heads share keys and values in groups, Ainslie et al. 2023,
             arXiv:2305.13245).
         inner: norms on queries, keys, values and before the writer.
-        bias: of the four projections.
-        dropout: on attention weights and on the output, while training.
-        value_residual: share of block 1's values here: ``(1 - share) v + share v_1``, and 0.5 in ResFormer
-            (Zhou et al. 2024, arXiv:2410.17897).
+        bias: whether the four projections have a bias.
+        dropout: probability on attention weights and on the output, while training.
+        value_residual: share of block 1's values: ``(1 - share) v + share v_1``; 0.5 in ResFormer (Zhou et al. 2024,
+            arXiv:2410.17897).
     """
 
     def __init__(self, site: Site, inner: Inner, bias: bool, dropout: float, value_residual: float = 0.0) -> None:
@@ -123,11 +123,11 @@ class CausalSelfAttention(nn.Module):
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
-        """The matrices that the branch's output is linear in: DeepNorm's v_proj and out_proj."""
+        """The matrices in which the branch's output is linear: DeepNorm's v_proj and out_proj."""
         return (self.value, self.writer)
 
     def forward(self, x: Tensor, passage: Passage, memory: Memory | None = None) -> Tensor:
-        """``[batch, time, width]`` to the same; with a ``memory``, ``x`` holds only the new tokens."""
+        """Map ``[batch, time, width]`` to the same shape; with a ``memory``, ``x`` holds only the new tokens."""
         batch, time, _ = x.shape
         rotate = passage.rotate
         split = (batch, time, -1, self.head_width)
@@ -142,7 +142,7 @@ class CausalSelfAttention(nn.Module):
         return y
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, each ``[batch, time, all heads side by side]``."""
+        """Compute queries, keys and values, each ``[batch, time, all heads side by side]``."""
         return self.query(x), self.key(x), self.value(x)
 
     def _mix_values(self, value: Tensor, passage: Passage) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoder: embed -> entry -> blocks -> exit -> head. One forward, no placement names in it."""
+"""The decoder: embed -> entry -> blocks -> exit -> head. Its one forward knows no placement by name."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from lightning_norms.model.residual import Placement, Site
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Everything that shapes a decoder; each key is an argument, a YAML key and a word of the field.
+    """Everything that shapes a decoder; each argument is also a YAML key.
 
     Args:
-        vocab_size: number of tokens; null takes it from the data module.
-        context_length: most tokens that the model sees at once.
+        vocab_size: number of different tokens; null takes it from the data module.
+        context_length: largest number of tokens that the model reads at once.
         d_model: width of the residual stream.
         n_heads: attention heads; ``d_model`` must be a multiple.
         n_kv_heads: key/value heads: null for ``n_heads``, 1 for multi-query, between for grouped-query attention.
         n_layers: number of blocks, L; each holds two sublayers.
         ff_multiplier: hidden width of the feed-forward / d_model (SwiGLU takes 2/3 of it for equal parameters).
-        dropout: probability, on embeddings, attention weights and both branches.
-        bias: of the linear layers in the blocks.
-        tied_head: the head is the embedding's matrix.
+        dropout: probability on embeddings, attention weights and both branches.
+        bias: whether the linear layers in the blocks have a bias.
+        tied_head: use the embedding's matrix as the head.
         placement: where norms sit.
         norm: what a norm computes.
         qk_norm: QKNorm to normalise queries and keys; null for none.
-        value_residual: share of block 1's values in every later block's: 0 for none, 0.5 as in ResFormer.
+        value_residual: share of block 1's values in the values of every later block: 0 for none, 0.5 as in ResFormer.
         positions: Learned, Sinusoidal or Rotary.
         feed_forward: GELU, ReLU or SwiGLU.
         initialization: Normal, GPT2 or Xavier; the table is in ``lightning_norms/model/initialization.py``.
-        draw_by_name: the first numbers of a matrix depend on the seed, its name and its shape alone, so that two
+        draw_by_name: make the initial values of a matrix depend on the seed, its name and its shape alone, so that two
             variants start with the same weights where shapes match; ``compare`` turns it on. Without it, they are the
-            next ones of torch's generator.
+            next numbers of torch's generator.
         activation_checkpointing: keep only the stream between blocks while training, and compute each block again
-            for its gradient: less memory for half as much time again, or a little more. On a CPU under Linux, set
-            `MALLOC_MMAP_THRESHOLD_=65536` in the environment: memory that was freed then does go back.
+            for its gradient: less memory for about one and a half times the time. On a CPU under Linux, set
+            `MALLOC_MMAP_THRESHOLD_=65536` in the environment, so that freed memory is returned to the system.
 
     Raises:
-        ValueError: one sentence that names the key, the value given and what is allowed.
+        ValueError: if a value makes no sense; the message names the key, the value and what is allowed.
     """
 
     vocab_size: int | None = None
@@ -95,11 +95,11 @@ class DecoderConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     def attention_site(self, layer: int) -> Site:
-        """Where block ``layer`` (1-based) has its attention."""
+        """Site of the attention of block ``layer`` (1-based)."""
         return Site("attention", self.d_model, layer, self.n_layers, self.d_model, self.n_heads, self.kv_heads)
 
     def feed_forward_site(self, layer: int) -> Site:
-        """Where block ``layer`` (1-based) has its feed-forward."""
+        """Site of the feed-forward of block ``layer`` (1-based)."""
         hidden = self.feed_forward.hidden_width(round(self.d_model * self.ff_multiplier))
         return Site("feed_forward", self.d_model, layer, self.n_layers, hidden)
 
@@ -112,7 +112,7 @@ class Block(nn.Module):
         x -- attention_residual( attention ) -- feed_forward_residual( feed_forward ) -- y
 
     Args:
-        config: of the decoder.
+        config: configuration of the decoder.
         layer: number of the block, 1-based.
     """
 
@@ -131,7 +131,7 @@ class Block(nn.Module):
         initialize_sublayer(self.feed_forward, second, config.initialization, placement, config.draw_by_name)
 
     def forward(self, x: Tensor, passage: Passage, memory: Memory | None = None) -> Tensor:
-        """The stream after this block; a memory travels in the closure, so no residual knows of it."""
+        """Compute the stream after this block; the memory travels in the closure, so no residual knows of it."""
         x = self.attention_residual(x, lambda h: self.attention(h, passage, memory))
         y: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return y
@@ -141,10 +141,10 @@ class Decoder(nn.Module):
     """A causal language model: tokens ``[batch, time]`` to logits ``[batch, time, vocab_size]``.
 
     Args:
-        config: its shape; ``vocab_size`` must be known by now.
+        config: shape of the network, with a ``vocab_size``.
 
     Raises:
-        ValueError: if ``vocab_size`` is missing, or more tokens come than ``context_length``.
+        ValueError: if ``vocab_size`` is missing.
 
     Example:
         >>> import torch
@@ -184,12 +184,15 @@ class Decoder(nn.Module):
             draw(self.head.weight, recipe.head(self.config.d_model), head)
 
     def forward(self, tokens: Tensor, memories: Sequence[Memory] | None = None, start: int = 0) -> Tensor:
-        """Logits of the token after each one.
+        """Compute the logits of each next token.
 
         Args:
             tokens: ``[batch, time]``; with ``memories``, only the new ones.
-            memories: keys and values of earlier tokens, one a block: ``KeyValueMemory``.
+            memories: keys and values of earlier tokens, one ``KeyValueMemory`` a block.
             start: number of earlier tokens.
+
+        Raises:
+            ValueError: if earlier and new tokens together exceed ``context_length``.
         """
         length = tokens.shape[1]
         if start + length > self.config.context_length:

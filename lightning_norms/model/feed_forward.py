@@ -1,4 +1,4 @@
-"""The feed-forward sublayers: GELU, ReLU and SwiGLU, each with as many parameters at one ``ff_multiplier``."""
+"""The feed-forward sublayers: GELU, ReLU and SwiGLU, with equal parameter counts at one ``ff_multiplier``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_norms.model.residual import Inner, Site
 
 
 @dataclass(frozen=True)
 class FeedForward(ABC):
-    """A recipe: says how wide the hidden layer is, and builds the module for a site."""
+    """A recipe that sets the width of the hidden layer and builds the module for a site."""
 
     def hidden_width(self, full_width: int) -> int:
-        """Features between the two layers; ``full_width`` is ``d_model * ff_multiplier``."""
+        """Number of features between the two layers; ``full_width`` is ``d_model * ff_multiplier``."""
         return full_width
 
     @abstractmethod
     def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
-        """A module ``[..., width]`` to ``[..., width]`` with attributes ``writer`` and ``value_path``."""
+        """Build a module ``[..., width]`` to ``[..., width]`` with attributes ``writer`` and ``value_path``."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,20 @@ class GELU(FeedForward):
 
     approximate: Literal["none", "tanh"] = "none"
 
+    @override
     def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
-        """The two-layer module."""
         return TwoLayerFeedForward(site, inner, bias, dropout, nn.GELU(self.approximate))
 
 
 @dataclass(frozen=True)
 class ReLU(FeedForward):
-    """``writer(max(0, up(x)))``: the original Transformer's, and OPT's.
+    """``writer(max(0, up(x)))``, as in the original Transformer and OPT.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.3.
     """
 
+    @override
     def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
-        """The two-layer module."""
         return TwoLayerFeedForward(site, inner, bias, dropout, nn.ReLU())
 
 
@@ -61,12 +62,13 @@ class SwiGLU(FeedForward):
     Source: Shazeer 2020, arXiv:2002.05202; the 2/3 is from its section 2.
     """
 
+    @override
     def hidden_width(self, full_width: int) -> int:
-        """2/3 of the full width, to the nearest multiple of 8 (but at least 8)."""
+        """Round 2/3 of the full width to the nearest multiple of 8 (but at least 8)."""
         return max(8, 8 * round(full_width * 2 / 3 / 8))
 
+    @override
     def __call__(self, site: Site, inner: Inner, bias: bool, dropout: float) -> nn.Module:
-        """The gated module."""
         return SwiGLUFeedForward(site, inner, bias, dropout)
 
 
@@ -87,7 +89,7 @@ class TwoLayerFeedForward(nn.Module):
         return (self.up, self.writer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., width]`` to ``[..., width]``."""
+        """Map ``[..., width]`` to ``[..., width]``."""
         hidden = self.activation(self.hidden_norm(self.up(x)))
         y: Tensor = self.drop(self.writer(self.writer_norm(hidden)))
         return y
@@ -106,11 +108,11 @@ class SwiGLUFeedForward(nn.Module):
 
     @property
     def value_path(self) -> tuple[nn.Linear, ...]:
-        """All three: GLM-130B (arXiv:2210.02414), a DeepNorm model with a gate, scales its whole feed-forward."""
+        """All three matrices, as in GLM-130B (arXiv:2210.02414), a DeepNorm model with a gate."""
         return (self.gate, self.up, self.writer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., width]`` to ``[..., width]``."""
+        """Map ``[..., width]`` to ``[..., width]``."""
         hidden = F.silu(self.gate_norm(self.gate(x))) * self.hidden_norm(self.up(x))
         y: Tensor = self.drop(self.writer(self.writer_norm(hidden)))
         return y

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_norms.model.cpu.token_by_token import laid_out
+from lightning_norms.model.cpu.token_by_token import lay_out
 from lightning_norms.model.decoder import Decoder
 
 WORTH_LAYING_OUT = 8
-"""New tokens from which the time to lay the decoder out comes back."""
+"""Number of new tokens from which laying the decoder out saves time."""
 
 
 class KeyValueMemory:
-    """Keys and values of one block, in buffers of ``context_length`` that are made once.
+    """Keys and values of one block, in buffers that are allocated once.
 
     Args:
-        context_length: most tokens to remember.
+        context_length: largest number of tokens to hold.
     """
 
     def __init__(self, context_length: int) -> None:
@@ -27,7 +27,7 @@ class KeyValueMemory:
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ``[batch, kv_heads, time, head_width]`` and return views of all that is remembered."""
+        """Append ``[batch, kv_heads, time, head_width]`` and return views of all keys and values so far."""
         if self.buffers is None:
             batch, heads, _, width = key.shape
             shape = (batch, heads, self.context_length, width)
@@ -68,7 +68,7 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p!r}, but it is a share of the probability: 0 < top_p <= 1.")
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One token ``[batch]`` for logits ``[batch, vocab_size]``."""
+        """Draw one token ``[batch]`` for logits ``[batch, vocab_size]``."""
         if self.temperature == 0 or self.top_k == 1:
             return logits.argmax(dim=-1)
         kept = self._keep_top_p(self._keep_top_k(logits.float() / self.temperature))
@@ -85,12 +85,9 @@ class Sampling:
             return logits
         ordered, tokens = logits.sort(dim=-1, descending=True)
         probability = ordered.softmax(dim=-1)
-        before = (
-            probability.cumsum(dim=-1) - probability
-        )  # of the tokens that are more likely: the first is always kept
-        return torch.full_like(logits, -torch.inf).scatter(
-            -1, tokens, ordered.masked_fill(before >= self.top_p, -torch.inf)
-        )
+        likelier = probability.cumsum(dim=-1) - probability  # 0 for the first, which is always kept
+        kept = ordered.masked_fill(likelier >= self.top_p, -torch.inf)
+        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
 
 
 @torch.no_grad()
@@ -101,20 +98,17 @@ def generate(
     sampling: Sampling | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The prompt and what the decoder says after it.
+    """Continue a prompt to ``[batch, time + new]``.
 
-    It stops after ``max_new_tokens``, or when prompt and new tokens together fill ``context_length``, whichever is
-    first: positions beyond it were never trained.
+    Stops after ``max_new_tokens``, or when prompt and new tokens together fill ``context_length``, whichever is first:
+    positions beyond it were never trained.
 
     Args:
-        decoder: put it in eval mode first.
+        decoder: network, in eval mode.
         prompt: ``[batch, time]``, at least one token and fewer than ``context_length``.
-        max_new_tokens: most tokens to add.
+        max_new_tokens: largest number of tokens to add.
         sampling: how to draw; the default samples from the model's own distribution.
-        generator: for repeatable draws, on the decoder's device.
-
-    Returns:
-        ``[batch, time + new]``.
+        generator: random generator on the decoder's device, for repeatable draws.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room.
@@ -131,14 +125,14 @@ def generate(
             f"the prompt has {prompt.shape[1]} tokens, but it must have at least 1 and leave room for one more in "
             f"context_length, {context_length}."
         )
-    choose = sampling or Sampling()
+    sampling = sampling or Sampling()
     memories = [KeyValueMemory(context_length) for _ in decoder.blocks]
     steps = min(max_new_tokens, context_length - prompt.shape[1])
-    speaker = laid_out(decoder) if steps >= WORTH_LAYING_OUT else decoder
+    fast = lay_out(decoder) if steps >= WORTH_LAYING_OUT else decoder
     tokens, new, start = prompt, prompt, 0
     for _ in range(steps):
-        logits = speaker(new, memories, start)[:, -1]
+        logits = fast(new, memories, start)[:, -1]
         start += new.shape[1]
-        new = choose.draw(logits, generator)[:, None]
+        new = sampling.draw(logits, generator)[:, None]
         tokens = torch.cat((tokens, new), dim=1)
     return tokens

@@ -1,4 +1,4 @@
-r"""How every tensor starts, in one table.
+r"""The initial values of every tensor, in one table.
 
 All matrices are normal with mean 0 and this standard deviation:
 
@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_norms.model.residual import Placement, Site
+from lightning_norms.rescale_rules import GPT2Rescale
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ class Initialization(ABC):
 
     @abstractmethod
     def embedding(self) -> float:
-        """Of token and position embeddings."""
+        """Standard deviation of token and position embeddings."""
 
     @abstractmethod
     def head(self, width: int) -> float:
-        """Of a head that is not tied to the embedding."""
+        """Standard deviation of a head that is not tied to the embedding."""
 
     @abstractmethod
     def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
-        """Of a block's matrix; ``writes``: into the residual stream of ``layers`` blocks."""
+        """Standard deviation of a block's matrix, which ``writes`` into the stream of ``layers`` blocks or does not."""
 
 
 @dataclass(frozen=True)
@@ -61,38 +62,38 @@ class Normal(Initialization):
     def __post_init__(self) -> None:
         _check_std("std", self.std)
 
+    @override
     def embedding(self) -> float:
-        """``std``."""
         return self.std
 
+    @override
     def head(self, width: int) -> float:
-        """``std``."""
         return self.std
 
+    @override
     def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
-        """``std``."""
         return self.std
 
 
 @dataclass(frozen=True)
 class GPT2(Normal):
-    """As :class:`Normal`, and matrices that write into the residual stream are smaller by sqrt(2L).
+    """:class:`Normal`, with matrices that write into the residual stream smaller by sqrt(2L).
 
     Source: Radford et al. 2019, section 2.3, where N is the number of residual layers, 2L; OpenAI's released code does
     not do it, Hugging Face's does.
     """
 
+    @override
     def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
-        """``std / sqrt(2L)`` for writers."""
-        return self.std / (2 * layers) ** 0.5 if writes else self.std
+        return self.std * GPT2Rescale().gain(1, layers) if writes else self.std
 
 
 @dataclass(frozen=True)
 class Xavier(Initialization):
-    """Variance that keeps the size of activations and gradients: the base that DeepNorm's constants are made for.
+    """A variance that keeps the size of activations and gradients; DeepNorm's constants are made for it.
 
     Args:
-        embedding_std: standard deviation of embeddings (and of a head that is tied to them).
+        embedding_std: standard deviation of embeddings, and of a head that is tied to them.
 
     Source: Glorot, Bengio 2010 (normal flavour, gain 1); Wang et al. 2022, arXiv:2203.00555.
     """
@@ -102,16 +103,16 @@ class Xavier(Initialization):
     def __post_init__(self) -> None:
         _check_std("embedding_std", self.embedding_std)
 
+    @override
     def embedding(self) -> float:
-        """``embedding_std``."""
         return self.embedding_std
 
+    @override
     def head(self, width: int) -> float:
-        """``width^(-1/2)``: logits of variance 1 on a normalised stream."""
-        return float(width**-0.5)
+        return float(width**-0.5)  # logits of variance 1 on a normalised stream
 
+    @override
     def matrix(self, fan_in: int, fan_out: int, writes: bool, layers: int) -> float:
-        """``sqrt(2 / (fan_in + fan_out))``."""
         return float((2 / (fan_in + fan_out)) ** 0.5)
 
 
@@ -119,16 +120,18 @@ class Xavier(Initialization):
 def initialize_sublayer(
     sublayer: nn.Module, site: Site, recipe: Initialization, placement: Placement, by_name: bool = False
 ) -> None:
-    """Fill a sublayer's matrices by the table: draws do not depend on the placement, its gain is multiplied on after.
+    """Fill a sublayer's matrices by the table. Draws do not depend on the placement: its gain is multiplied on after.
 
     Args:
-        sublayer: with attributes ``writer`` (a matrix) and ``value_path`` (matrices).
-        site: where it stands.
-        recipe: the column of the table.
-        placement: asked for its gains.
-        by_name: as of :func:`draw`, with a name for each matrix.
+        sublayer: module with attributes ``writer`` (a matrix) and ``value_path`` (matrices).
+        site: where the sublayer stands.
+        recipe: column of the table.
+        placement: placement whose gains apply.
+        by_name: pass :func:`draw` a name for each matrix.
     """
-    for name, matrix in _matrices(sublayer):
+    for name, matrix in sublayer.named_modules():
+        if not isinstance(matrix, nn.Linear):
+            continue
         fan_out, fan_in = matrix.weight.shape
         std = recipe.matrix(fan_in, fan_out, matrix is sublayer.writer, site.layers)
         draw(matrix.weight, std, f"{site.kind} {site.layer} {name}" if by_name else None)
@@ -142,10 +145,10 @@ def draw(weight: Tensor, std: float, name: str | None = None) -> None:
     """Fill a tensor with normal numbers of mean 0.
 
     Args:
-        weight: to be filled.
+        weight: tensor to fill.
         std: standard deviation.
-        name: None takes the next numbers of torch's generator. With a name they depend on the seed, the name and the
-            shape alone: two models that differ elsewhere start with the same numbers here.
+        name: None takes the next numbers of torch's generator. With a name the numbers depend on the seed, the name and
+            the shape alone: two models that differ elsewhere start with the same numbers here.
 
     Example:
         >>> first, second = torch.empty(2, 2), torch.empty(2, 2)
@@ -159,10 +162,6 @@ def draw(weight: Tensor, std: float, name: str | None = None) -> None:
         digest = hashlib.sha256(f"{torch.initial_seed()} {name} {tuple(weight.shape)}".encode()).digest()
         generator = torch.Generator(weight.device).manual_seed(int.from_bytes(digest[:7], "big"))
     nn.init.normal_(weight, std=std, generator=generator)
-
-
-def _matrices(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
-    return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
 
 
 def _check_std(name: str, std: float) -> None:

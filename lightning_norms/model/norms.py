@@ -1,10 +1,11 @@
-"""What a norm computes. A recipe (``RMSNorm(eps=1e-6)``) is called with a width and gives the module.
+"""What a norm computes. A recipe (``RMSNorm(eps=1e-6)``) is called with a width and builds the module.
 
-WHERE a norm sits is the business of :mod:`lightning_norms.model.placements.single_stream`.
+Where a norm sits is decided by :mod:`lightning_norms.model.placements`.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +17,22 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Norm(ABC):
-    """A recipe for norm modules: ``norm(width)`` gives a module over the last axis, statistics in float32."""
+    """A recipe for norm modules: ``norm(width)`` builds a module over the last axis, with statistics in float32.
+
+    Raises:
+        ValueError: if a field ``eps`` is not a finite number >= 0, or a field ``alpha`` not a finite number > 0.
+    """
+
+    def __post_init__(self) -> None:
+        eps, alpha = getattr(self, "eps", 0.0), getattr(self, "alpha", 0.5)
+        if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+            raise ValueError(f"eps is {eps!r}, but a norm needs a finite number >= 0, for instance 1e-5.")
+        if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
+            raise ValueError(f"alpha is {alpha!r}, but a steepness is a finite number > 0, for instance 0.5.")
 
     @abstractmethod
     def __call__(self, width: int) -> nn.Module:
-        """A module that maps ``[..., width]`` to ``[..., width]`` and keeps the dtype."""
+        """Build a module that maps ``[..., width]`` to ``[..., width]`` and keeps the dtype."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +46,6 @@ class LayerNorm(Norm):
         gain: learn g (starts at 1). Off gives OLMo's weightless norm.
         bias: learn b (starts at 0). Needs ``gain``.
 
-    Raises:
-        ValueError: if ``eps`` is negative or not finite.
-
     Example:
         >>> import torch
         >>> LayerNorm(eps=0.0)(4)(torch.tensor([1.0, 2.0, 3.0, 6.0])).tolist()
@@ -49,11 +58,8 @@ class LayerNorm(Norm):
     gain: bool = True
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
     def __call__(self, width: int) -> nn.Module:
-        """A :class:`torch.nn.LayerNorm`, whose kernels take float32 statistics of half-precision input."""
+        """Build a :class:`torch.nn.LayerNorm`, whose kernels take float32 statistics of half-precision input."""
         return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.gain, bias=self.bias)
 
 
@@ -67,9 +73,6 @@ class RMSNorm(Norm):
         eps: added to the mean square, so in the unit of x squared.
         gain: learn g (starts at 1).
 
-    Raises:
-        ValueError: if ``eps`` is negative or not finite.
-
     Example:
         >>> import torch
         >>> RMSNorm(eps=0.0)(4)(torch.tensor([1.0, 2.0, 3.0, 6.0])).tolist()
@@ -81,11 +84,8 @@ class RMSNorm(Norm):
     eps: float = 1e-6
     gain: bool = True
 
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
     def __call__(self, width: int) -> nn.Module:
-        """A :class:`torch.nn.RMSNorm` that also takes input of another dtype than its gain."""
+        """Build a :class:`torch.nn.RMSNorm` that also takes input of another dtype than its gain."""
         return _RMSNormModule(width, eps=self.eps, elementwise_affine=self.gain)
 
 
@@ -99,7 +99,7 @@ class ScaleNorm(Norm):
     ``width``.
 
     Args:
-        eps: least length that x is divided by.
+        eps: smallest length to divide by.
 
     Example:
         >>> ScaleNorm()(4)(torch.tensor([1.0, 2.0, 3.0, 6.0])).tolist()
@@ -110,11 +110,8 @@ class ScaleNorm(Norm):
 
     eps: float = 1e-5
 
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
     def __call__(self, width: int) -> nn.Module:
-        """One learned number."""
+        """Build a module with one learned number."""
         return _LengthNormModule(self.eps, start=width**0.5)
 
 
@@ -125,7 +122,7 @@ class L2Norm(Norm):
     .. math:: y = x / \lVert x \rVert_2
 
     Args:
-        eps: least length that x is divided by.
+        eps: smallest length to divide by.
 
     Example:
         >>> L2Norm()(2)(torch.tensor([3.0, 4.0]))
@@ -136,11 +133,8 @@ class L2Norm(Norm):
 
     eps: float = 1e-12
 
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
     def __call__(self, width: int) -> nn.Module:
-        """No parameters."""
+        """Build a module without parameters."""
         return _LengthNormModule(self.eps, start=None)
 
 
@@ -153,7 +147,7 @@ class DyT(Norm):
     It does not undo the size of its input, so depth is only as stable as the stream is bounded.
 
     Args:
-        alpha: start of the one learned steepness.
+        alpha: initial value of the learned steepness.
 
     Example:
         >>> DyT()(4)(torch.tensor([1.0, 2.0, 3.0, 6.0])).tolist()
@@ -164,11 +158,8 @@ class DyT(Norm):
 
     alpha: float = 0.5
 
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-
     def __call__(self, width: int) -> nn.Module:
-        """Gain and bias for each feature, one steepness."""
+        """Build a module with gain and bias for each feature and one steepness."""
         return _SquashNormModule(width, torch.tanh, self.alpha, shifts=False)
 
 
@@ -181,7 +172,7 @@ class Derf(Norm):
     It does not undo the size of its input, so depth is only as stable as the stream is bounded.
 
     Args:
-        alpha: start of the one learned steepness; the shift s starts at 0.
+        alpha: initial value of the learned steepness; the shift s starts at 0.
 
     Example:
         >>> Derf()(4)(torch.tensor([1.0, 2.0, 3.0, 6.0])).tolist()
@@ -192,18 +183,14 @@ class Derf(Norm):
 
     alpha: float = 0.5
 
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-
     def __call__(self, width: int) -> nn.Module:
-        """Gain and bias for each feature, one steepness, one shift."""
+        """Build a module with gain and bias for each feature, one steepness and one shift."""
         return _SquashNormModule(width, torch.erf, self.alpha, shifts=True)
 
 
 class _RMSNormModule(nn.RMSNorm):
-    """torch's RMSNorm leaves its fused kernel, with a warning, for bfloat16 from autocast and a float32 gain."""
-
     def forward(self, x: Tensor) -> Tensor:
+        # torch leaves its fused kernel, with a warning, for bfloat16 from autocast and a float32 gain.
         gain = None if self.weight is None else self.weight.to(x.dtype)
         return F.rms_norm(x, self.normalized_shape, gain, self.eps)
 
@@ -236,13 +223,3 @@ class _SquashNormModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inside = self.alpha * x if self.shift is None else self.alpha * x + self.shift
         return (self.weight * self.squash(inside) + self.bias).to(x.dtype)
-
-
-def _check_alpha(alpha: float) -> None:
-    if not isinstance(alpha, (int, float)) or not 0 < alpha < float("inf"):
-        raise ValueError(f"alpha is {alpha!r}, but a steepness is a finite number > 0, for instance 0.5.")
-
-
-def _check_eps(eps: float) -> None:
-    if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-        raise ValueError(f"eps is {eps!r}, but a norm needs a finite number >= 0, for instance 1e-5.")

@@ -1,4 +1,4 @@
-"""How a decoder knows the order of its tokens: learned, sinusoidal or rotary positions."""
+"""Positions of tokens: learned, sinusoidal or rotary."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 Rotation = Callable[[Tensor], Tensor]
 """Turns queries or keys ``[batch, time, heads, head_width]`` by their position; the identity where nothing turns."""
 
 
 class PositionModule(nn.Module):
-    """No positions at all: adds nothing, turns nothing. The other modules override one of the two."""
+    """No positions at all: adds nothing and turns nothing. Subclasses override one of the two methods."""
 
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Embeddings ``[batch, time, width]`` of tokens ``start, start + 1, ...`` with their position added."""
+        """Add positions ``start, start + 1, ...`` to embeddings ``[batch, time, width]``."""
         return x
 
     def rotation(self, start: int, length: int) -> Rotation:
-        """The rotation of queries and keys of tokens ``start, ..., start + length - 1``."""
+        """Build the rotation of queries and keys at positions ``start, ..., start + length - 1``."""
         return lambda x: x
 
 
 @dataclass(frozen=True)
 class Positions(ABC):
-    """A recipe: ``positions(context_length, width, head_width)`` gives the module."""
+    """A recipe: ``positions(context_length, width, head_width)`` builds the module."""
 
     @abstractmethod
     def __call__(self, context_length: int, width: int, head_width: int) -> PositionModule:
-        """A module for up to ``context_length`` tokens."""
+        """Build a module for up to ``context_length`` tokens."""
 
 
 @dataclass(frozen=True)
 class Learned(Positions):
     """One learned vector a position, added to the embedding (GPT-2)."""
 
+    @override
     def __call__(self, context_length: int, width: int, head_width: int) -> PositionModule:
-        """A table ``[context_length, width]``, filled by the model's initialization."""
         return LearnedPositions(context_length, width)
 
 
@@ -48,7 +49,7 @@ class Sinusoidal(Positions):
     """Fixed waves added to the embedding: sin and cos of ``position / scale / 10000^(2i / width)``.
 
     Args:
-        scale: position interpolation; 2 lets a model see twice the context in the range that it was trained on.
+        scale: position interpolation; 2 fits twice the context into the range of positions seen in training.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
     """
@@ -58,8 +59,8 @@ class Sinusoidal(Positions):
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
+    @override
     def __call__(self, context_length: int, width: int, head_width: int) -> PositionModule:
-        """A fixed table ``[context_length, width]``."""
         return SinusoidalPositions(_angles(context_length, width, 10000.0, self.scale), width)
 
 
@@ -68,8 +69,8 @@ class Rotary(Positions):
     """Queries and keys turned by an angle that grows with the position; nothing is added to the embedding.
 
     Args:
-        base: the slowest wavelength is about ``2 pi base`` tokens.
-        scale: position interpolation, ``position / scale``: 2 stretches the context that was trained on to twice its
+        base: sets the slowest wavelength, about ``2 pi base`` tokens.
+        scale: position interpolation, ``position / scale``: 2 stretches the context seen in training to twice its
             length (Chen et al. 2023, arXiv:2306.15595).
 
     Source: Su et al. 2021, arXiv:2104.09864; halves side by side, as in Llama.
@@ -83,8 +84,8 @@ class Rotary(Positions):
         if not 1 < self.base < float("inf"):
             raise ValueError(f"base is {self.base!r}, but rotary positions need a finite number > 1, usually 10000.")
 
+    @override
     def __call__(self, context_length: int, width: int, head_width: int) -> PositionModule:
-        """Fixed tables of cosines and sines ``[context_length, head_width]``."""
         if head_width % 2:
             raise ValueError(
                 f"Rotary positions turn pairs of features, but a head has {head_width} (d_model / n_heads)."
@@ -93,14 +94,14 @@ class Rotary(Positions):
 
 
 class LearnedPositions(PositionModule):
-    """``x + weight[position]``."""
+    """``x + weight[position]``; the model's initialization fills ``weight [context_length, width]``."""
 
     def __init__(self, context_length: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(context_length, width))
 
+    @override
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Adds the rows of tokens ``start, start + 1, ...``."""
         return x + self.weight[start : start + x.shape[1]]
 
 
@@ -114,8 +115,8 @@ class SinusoidalPositions(PositionModule):
         wave = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
         self.register_buffer("wave", wave, persistent=False)
 
+    @override
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Adds the rows of tokens ``start, start + 1, ...``."""
         return x + self.wave[start : start + x.shape[1]]
 
 
@@ -130,8 +131,9 @@ class RotaryPositions(PositionModule):
         self.register_buffer("cosine", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sine", torch.cat((-angles.sin(), angles.sin()), dim=1), persistent=False)
 
+    @override
     def rotation(self, start: int, length: int) -> Rotation:
-        """Turns ``[batch, length, heads, head_width]``; the tables are sliced once for all blocks."""
+        # The tables are sliced once for all blocks.
         cosine = self.cosine[start : start + length, None]
         sine = self.sine[start : start + length, None]
 
@@ -143,7 +145,7 @@ class RotaryPositions(PositionModule):
 
 
 def _angles(context_length: int, width: int, base: float, scale: float) -> Tensor:
-    """``position / scale / base^(2i / width)``, ``[context_length, ceil(width / 2)]``, in float32 as everywhere."""
+    """Compute ``position / scale / base^(2i / width)``, ``[context_length, ceil(width / 2)]``, in float32."""
     frequency = 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
     return torch.arange(context_length, dtype=torch.float32)[:, None] * (frequency / scale)
 

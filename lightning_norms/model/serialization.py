@@ -1,4 +1,4 @@
-"""Recipes as plain data and back: what a checkpoint or a YAML file can hold of a frozen dataclass.
+"""Recipes as plain data and back: the form in which a checkpoint or a YAML file holds a frozen dataclass.
 
 A dataclass becomes ``{"class_path": ..., "init_args": {...}}``, the form that LightningCLI writes, so that a third
 party's placement comes back under its own name.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, at any depth, as mappings of plain Python.
+    """Turn dataclasses, at any depth, into mappings of plain Python.
 
     Example:
         >>> from lightning_norms.model.norms import RMSNorm
@@ -29,7 +29,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(data: Any) -> Any:
-    """The dataclasses that :func:`to_plain` described.
+    """Build the dataclasses that :func:`to_plain` described.
 
     Raises:
         ValueError: if a class is not imported, or is no dataclass; the message names it.
@@ -47,9 +47,9 @@ def from_plain(data: Any) -> Any:
 
 
 def _find(class_path: str) -> type:
-    # Looked up among what is imported already, so that reading a checkpoint never imports (and so runs) new code.
+    # Only modules that are imported already, so that reading a checkpoint never imports (and so runs) new code.
     module, _, name = class_path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    if not (isinstance(found, type) and is_dataclass(found)):
+    recipe = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(recipe, type) and is_dataclass(recipe)):
         raise ValueError(f"no recipe {class_path!r} is known here: import the module that defines it first.")
-    return found
+    return recipe

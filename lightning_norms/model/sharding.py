@@ -1,4 +1,4 @@
-"""FSDP2: each rank keeps a share of every matrix, and gathers one block at a time."""
+"""FSDP2: each rank keeps a share of every matrix and gathers one block at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
     A decoder that is sharded already, as at a second fit, stays as it is. Needs torch 2.6.
 
     Args:
-        decoder: on this rank's device, whole.
-        mesh: what Lightning's ``ModelParallelStrategy`` gives to ``configure_model``.
+        decoder: the whole network, on this rank's device.
+        mesh: mesh that Lightning's ``ModelParallelStrategy`` gives to ``configure_model``.
 
     Raises:
-        ValueError: if matrices were to be split by tensor parallelism.
+        ValueError: if the mesh asks for tensor parallelism.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -41,7 +41,7 @@ def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
 
 
 def check_is_real(decoder: Decoder) -> None:
-    """Refuse a decoder on the meta device: a strategy fills it with torch's defaults, not with its own initial values.
+    """Refuse a decoder on the meta device: a strategy would fill it with torch's defaults, not its own initialization.
 
     Raises:
         ValueError: if a weight is on the meta device.

@@ -1,4 +1,4 @@
-"""Causal attention of half-precision numbers on a CPU, where torch's own takes up to five times as long to train.
+"""Causal attention in half precision on a CPU, where torch's own kernel takes up to five times as long to train.
 
 Times are in `benchmarks/README.md`; errors against float64 stay within 1.4 times those of torch's kernel (tested).
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 ROWS = 64
-"""Queries at a time: few enough that little is computed above the diagonal, many enough for fast products."""
+"""Queries a band: few enough that little is computed above the diagonal, many enough for fast products."""
 SHORT = 128
-"""Tokens up to which float32 kernels are faster than bands, and more exact than both."""
+"""Number of tokens up to which torch's float32 kernel is faster than bands, and more exact."""
 
 
 def wants(query: Tensor, key: Tensor, dropout: float) -> bool:
-    """Whether :func:`attend` computes these: training on a CPU in bfloat16 or float16, all tokens, no dropout."""
+    """Whether :func:`attend` applies: training on a CPU in bfloat16 or float16, all tokens, no dropout."""
     half = torch.is_grad_enabled() and query.dtype in (torch.bfloat16, torch.float16)
     return half and type(query) is Tensor and query.device.type == "cpu" and query.shape == key.shape and not dropout
 
@@ -30,22 +30,22 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     ::
 
-                keys                 a band reads the keys up to its last query and no others; its probabilities are
-        queries ##                   computed again for the gradient, so that nothing of size time x time is kept
+                keys                 a band reads only the keys up to its last query; its probabilities are computed
+        queries ##                   again for the gradient, so that nothing of size time x time is kept
                 ####
                 ######
 
     Args:
-        query: ``[batch, heads, time, head_width]``; so are the others.
-        key: as many heads as queries.
-        value: likewise.
+        query: ``[batch, heads, time, head_width]``.
+        key: same shape as ``query``.
+        value: same shape as ``query``.
 
     Returns:
-        The same shape and dtype.
+        A tensor of the same shape and dtype.
 
     Source: bands and recomputation are those of Dao et al. 2022 (FlashAttention), arXiv:2205.14135.
     """
-    with _as_they_are():
+    with _no_autocast():
         if query.shape[2] <= SHORT:
             q, k, v = (x.float() for x in (query, key, value))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True).to(query.dtype)
@@ -53,8 +53,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return result
 
 
-def _as_they_are() -> torch.autocast:
-    """Autocast would take float32 back to half precision."""
+def _no_autocast() -> torch.autocast:
+    """Keep float32: autocast would turn it back into half precision."""
     return torch.autocast("cpu", enabled=False)
 
 
@@ -75,24 +75,24 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = ctx.saved_tensors
-        with _as_they_are():
+        with _no_autocast():
             gradients = _gradients(*(x.flatten(0, 1) for x in (query, key, value, gradient)))
-        of_query, of_key, of_value = (x.view(query.shape) for x in gradients)
-        return of_query, of_key, of_value
+        query_grad, key_grad, value_grad = (x.view(query.shape) for x in gradients)
+        return query_grad, key_grad, value_grad
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, all ``[batch x heads, time, head_width]``; ``g`` is that of the result."""
-    of_query, of_key, of_value = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    """Compute the gradients of q, k and v, all ``[batch x heads, time, head_width]``; ``g`` is the output's."""
+    query_grad, key_grad, value_grad = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for first, end in _bands(q):
         weights, incoming = _probabilities(q, k, first, end), g[:, first:end]
-        of_value[:, :end].baddbmm_(weights.transpose(1, 2), incoming)
+        value_grad[:, :end].baddbmm_(weights.transpose(1, 2), incoming)
         towards = incoming @ v[:, :end].transpose(1, 2)
         # through the softmax: weights * (towards - sum(weights * towards)), by torch's kernel
         towards = torch._softmax_backward_data(towards, weights, -1, weights.dtype)
-        of_query[:, first:end] = towards @ k[:, :end]
-        of_key[:, :end].baddbmm_(towards.transpose(1, 2), q[:, first:end], alpha=_scale(q))
-    return of_query.mul_(_scale(q)), of_key, of_value
+        query_grad[:, first:end] = towards @ k[:, :end]
+        key_grad[:, :end].baddbmm_(towards.transpose(1, 2), q[:, first:end], alpha=_scale(q))
+    return query_grad.mul_(_scale(q)), key_grad, value_grad
 
 
 def _bands(q: Tensor) -> list[tuple[int, int]]:
@@ -105,7 +105,7 @@ def _scale(q: Tensor) -> float:
 
 
 def _probabilities(q: Tensor, k: Tensor, first: int, end: int) -> Tensor:
-    """Of queries ``first`` to ``end`` over the keys up to ``end``, ``[batch x heads, end - first, end]``.
+    """Compute ``[batch x heads, end - first, end]``: queries ``first`` to ``end`` over the keys up to ``end``.
 
     In float32: rounded to bfloat16, a logit of 20 would be off by 0.06 and its probability by 6 %.
     """

@@ -1,19 +1,20 @@
-"""A decoder laid out to speak token by token: the same forward and the same numbers, in fewer and faster calls.
+"""A decoder laid out to generate token by token: the same forward and the same numbers, in fewer and faster calls.
 
-One new token is one row for every matrix, and a processor's library multiplies one row on a single core, and reads long
+One new token is one row for every matrix. A processor's library multiplies one row on a single core, and reads long
 rows of weights faster than short ones::
 
     y = x W^T        W in bands of rows, one a core:        [ y1 | y2 ] = x [ W1^T | W2^T ]
 
 Three changes, none to what is computed: matrices are multiplied in bands; queries, keys and values are one product; and
-a module that only calls its children calls their ``forward`` itself. Times are in ``benchmarks/README.md``.
+a block calls functions where it would call modules. Times are in ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,41 +26,56 @@ from lightning_norms.model.feed_forward import SwiGLUFeedForward, TwoLayerFeedFo
 from lightning_norms.model.residual import Residual
 
 Function = Callable[..., Any]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 CALLERS = (Block, Residual, CausalSelfAttention, TwoLayerFeedForward, SwiGLUFeedForward)
-"""Modules that use their children as functions, and in no other way."""
+"""Modules that do nothing with their children but call them."""
 BAND = 24_000
-"""Numbers of a matrix for each band; one with fewer is left to torch."""
+"""Least numbers of a matrix for a band; a matrix with fewer is left to torch."""
 
 
-def laid_out(decoder: Decoder) -> Decoder:
-    """A twin that shares the weights: faster for one text and one new token at a time; all else takes the usual way.
+def lay_out(decoder: Decoder) -> Decoder:
+    """Copy a decoder so that it is faster for one text and one new token at a time.
 
-    Joint and widening matrices are laid out anew, about half of a block's weights, and live as long as the twin does;
-    it knows nothing of weights that change later. A decoder with hooks, compiled or sharded is its own twin: there, to
-    call a module is more than its forward.
+    The copy shares the weights, but lays joint and widening matrices out anew, about half of a block's weights: it does
+    not follow weights that change later. A decoder with hooks, compiled or sharded is returned as it is, because there
+    a module's call is more than its forward.
 
     Example:
         >>> from lightning_norms.model.decoder import DecoderConfig
         >>> decoder = Decoder(DecoderConfig(vocab_size=9)).eval()
         >>> tokens = torch.zeros(1, 3, dtype=torch.long)
-        >>> torch.allclose(laid_out(decoder)(tokens), decoder(tokens), atol=1e-6)
+        >>> torch.allclose(lay_out(decoder)(tokens), decoder(tokens), atol=1e-6)
         True
     """
     if not _is_plain(decoder):
         return decoder
-    twin = cast(Decoder, _twin(decoder))
-    for module in twin.modules():
-        if type(module) in CALLERS:
-            vars(module).update({name: _called(child) for name, child in module.named_children()})
-        if type(module) is CausalSelfAttention:
-            vars(module)["project"] = _joint(module)
-    vars(twin).update(head=_called(twin.head), blocks=[block.forward for block in twin.blocks])
+    return _replace(decoder, blocks=[as_function(block) for block in decoder.blocks], head=as_function(decoder.head))
+
+
+def as_function(module: nn.Module) -> Function:
+    """A function that computes what a call of ``module`` computes, and is called without torch's machinery of hooks."""
+    if type(module) in FASTER:
+        return FASTER[type(module)](module)
+    if type(module) not in CALLERS:
+        return module.forward
+    functions = {name: as_function(child) for name, child in module._modules.items() if child is not None}
+    if isinstance(module, CausalSelfAttention):
+        functions["project"] = _joint_product(module)
+    return _replace(module, **functions).forward
+
+
+def _replace(module: AnyModule, **attributes: object) -> AnyModule:
+    """Copy a module, not its tensors, with other attributes in place of children or methods."""
+    twin = copy.copy(module)
+    twin._modules = {name: child for name, child in module._modules.items() if name not in attributes}
+    for name, attribute in attributes.items():
+        setattr(twin, name, attribute)
     return twin
 
 
 def product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """``x W^T + b``, in bands where ``x`` is one row.
+    """Build the function ``x W^T + b``, in bands where ``x`` is one row.
 
     Args:
         weight: ``[out, width]``.
@@ -71,36 +87,46 @@ def product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """
     out, width = weight.shape
     usual: Callable[[Tensor], Tensor] = functools.partial(F.linear, weight=weight, bias=bias)
-    bands = _bands(weight)
+    bands = _count_bands(weight)
     if not bands:
         return usual
-    one_row = _one_row(weight.detach(), None if bias is None else bias.detach(), bands)
-    return lambda x: one_row(x).view(*x.shape[:-1], out) if x.numel() == width else usual(x)
+    tiles = weight.detach().reshape(bands, out // bands, width).transpose(1, 2)
+    if out > width:
+        tiles = tiles.contiguous()
+    if bands == 1:
+        return functools.partial(F.linear, weight=tiles[0].T, bias=bias)
+    added = None if bias is None else bias.detach().view(bands, 1, -1)
+
+    def multiply(x: Tensor) -> Tensor:
+        if x.numel() != width:
+            return usual(x)
+        rows = x.view(1, 1, width).expand(bands, 1, width)
+        y = torch.bmm(rows, tiles) if added is None else torch.baddbmm(added, rows, tiles)
+        return y.view(*x.shape[:-1], out)
+
+    return multiply
 
 
-def _bands(weight: Tensor) -> int:
-    """How many; 0 where torch's own product is as fast."""
+def _count_bands(weight: Tensor) -> int:
+    """The number of bands; 0 where torch's own product is as fast."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return 0
     most = min(torch.get_num_threads(), weight.numel() // BAND)
     return max((bands for bands in range(1, most + 1) if weight.shape[0] % bands == 0), default=0)
 
 
-def _one_row(weight: Tensor, bias: Tensor | None, bands: int) -> Callable[[Tensor], Tensor]:
-    """``[..., width]`` of one row to all features, in a shape of its own."""
-    out, width = weight.shape
-    tiles = weight.reshape(bands, out // bands, width).transpose(1, 2)
-    if out > width:
-        tiles = tiles.contiguous()
-    if bands == 1:
-        tile = tiles[0]
-        if bias is None:
-            return lambda x: torch.mm(x.view(1, width), tile)
-        return lambda x: torch.addmm(bias, x.view(1, width), tile)
-    if bias is None:
-        return lambda x: torch.bmm(x.view(1, 1, width).expand(bands, 1, width), tiles)
-    added = bias.view(bands, 1, -1)
-    return lambda x: torch.baddbmm(added, x.view(1, 1, width).expand(bands, 1, width), tiles)
+def _joint_product(attention: CausalSelfAttention) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Compute queries, keys and values as one product."""
+    linears = (attention.query, attention.key, attention.value)
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return attention.project
+    # Parameters, because autocast keeps their half-precision form from token to token.
+    weights: list[Tensor] = [linear.weight for linear in linears]
+    weight = nn.Parameter(torch.cat(weights))
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    whole = product(weight, nn.Parameter(torch.cat(biases)) if biases else None)
+    widths = [linear.out_features for linear in linears]
+    return lambda x: torch.split_with_sizes(whole(x), widths, -1)
 
 
 def _layer_norm(norm: nn.LayerNorm) -> Function:
@@ -109,7 +135,7 @@ def _layer_norm(norm: nn.LayerNorm) -> Function:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """A row twice is no contiguous tensor, and torch's kernel for those starts sooner than oneDNN's."""
+    # A row twice is no contiguous tensor, and torch's kernel for those starts sooner than oneDNN's.
     if x.numel() != x.shape[-1] or x.device.type != "cpu":
         return F.gelu(x)
     return F.gelu(x.expand(2, *x.shape))[0]
@@ -120,35 +146,7 @@ FASTER: dict[type[nn.Module], Callable[[Any], Function]] = {
     nn.LayerNorm: _layer_norm,
     nn.GELU: lambda gelu: _gelu if gelu.approximate == "none" else gelu.forward,
 }
-"""Modules of exactly these types have something quicker than their forward."""
-
-
-def _called(child: nn.Module) -> Function:
-    """What a call of the module comes to."""
-    return FASTER[type(child)](child) if type(child) in FASTER else child.forward
-
-
-def _joint(attention: CausalSelfAttention) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """Queries, keys and values of one product."""
-    children = (child for name, child in attention.named_children() if name in ("query", "key", "value"))
-    linears = [child for child in children if type(child) is nn.Linear]
-    if len(linears) < 3:
-        return attention.project
-    weights: list[Tensor] = [linear.weight for linear in linears]
-    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    # A parameter, because autocast keeps its half-precision form from token to token.
-    weight = nn.Parameter(torch.cat(weights))
-    whole = product(weight, nn.Parameter(torch.cat(biases)) if biases else None)
-    widths = [linear.out_features for linear in linears]
-    return lambda x: torch.split_with_sizes(whole(x), widths, -1)
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """Other modules, the same tensors."""
-    twin: nn.Module = module.__new__(type(module))
-    children = {name: None if child is None else _twin(child) for name, child in module._modules.items()}
-    vars(twin).update({**vars(module), "_modules": children})
-    return twin
+"""Builders of a function that is quicker than the module's forward, for exactly these types."""
 
 
 def _is_plain(decoder: Decoder) -> bool:
