@@ -192,6 +192,10 @@ class StallRule:
             self.first_loss = seen.loss if self.first_loss is None else self.first_loss
             self.losses = [*self.losses, seen.loss][-self.STEPS :]
         self.depths = [*self.depths, self._depth(shares)][-self.STEPS :]
+        return self.finding()
+
+    def finding(self) -> Finding | None:
+        """Return the stall that the steps so far amount to, or None."""
         if self.level() > self.DEAD or self._has_learnt():
             return None
         message = f"some depths get 1/{10 ** -self.level():.0f} of the share of the gradient that they started with"
