@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback
 
 from lightning_norms.anatomy.fresh_weights import already_scaled
+from lightning_norms.anatomy.rescaling import is_rescaled
 from lightning_norms.anatomy.writers import residual_writers, value_path
-from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
+from lightning_norms.callbacks.residual_rescale import SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.model.placements.single_stream import DeepNorm, PreNorm
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Facts
@@ -125,7 +126,7 @@ def _rescale(
     matrices, obstacle = None, ""
     if any(isinstance(callback, ResidualRescale) for callback in callbacks):
         obstacle = "the configuration has ResidualRescale"
-    elif getattr(built, MARK, False) or getattr(built, SETTLED, False):
+    elif is_rescaled(built) or getattr(built, SETTLED, False):
         obstacle = "these weights have been rescaled"
     else:
         try:

@@ -143,13 +143,13 @@ def identical_blocks(stacks: Sequence[Stack]) -> Iterator[Flag]:
 
     Example:
         >>> from torch import nn
-        >>> from lightning_norms.anatomy.stacks import stacks
+        >>> from lightning_norms.anatomy.stacks import find_stacks
         >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 3, enable_nested_tensor=False)
-        >>> [flag.name for flag in identical_blocks(stacks(encoder))]
+        >>> [flag.name for flag in identical_blocks(find_stacks(encoder))]
         ['identical blocks']
     """
     for stack in stacks:
-        first, *others = (_matrices(block) for _, block in stack.blocks)
+        first, *others = (_matrices(block.module) for block in stack.blocks)
         if first and others and all(_are_equal(first, other) for other in others):
             where = f" of {stack.label}" if stack.label else ""
             sentence = (
@@ -191,7 +191,7 @@ def _warmup_length(facts: Facts) -> Iterator[Flag]:
 
 
 def _end_of_stack(stack: Stack, probe: DepthProbe) -> Iterator[Flag]:
-    last = stack.group(stack.blocks[-1][0])
+    last = stack.groups[-1]
     if last not in probe.order or last not in probe.spreads:
         return
     after = [name for name in probe.order[probe.order.index(last) + 1 :] if name in probe.squares["norm"]]

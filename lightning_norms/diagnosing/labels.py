@@ -41,8 +41,7 @@ class LossWatcher(TorchFunctionMode):
         self.logits: Tensor | None = None
         self.smoothing = 0.0
         self._counts: dict[int, Tensor] = {}  # by number of classes: float32 [classes]
-        self._steps: list[dict[int, Tensor]] = []
-        self._window: dict[int, Tensor] = {}
+        self._steps: list[dict[int, Tensor]] = [{}]  # the same for each step, the last one still open
         self._moments: dict[tuple[int, ...], Tensor] = {}  # by shape: count, sum and sum of squares [3, values]
         self._is_active = False
 
@@ -68,8 +67,7 @@ class LossWatcher(TorchFunctionMode):
 
     def end_step(self) -> None:
         """Close a step: the labels since the last call belong to it."""
-        self._steps.append(self._window)
-        self._window = {}
+        self._steps.append({})
 
     @property
     def classes(self) -> int | None:
@@ -115,7 +113,7 @@ class LossWatcher(TorchFunctionMode):
         size = self.classes
         if size is None:
             return ()
-        rows = [step.get(size, torch.zeros_like(self._counts[size])) for step in self._steps]
+        rows = [step.get(size, torch.zeros_like(self._counts[size])) for step in self._steps[:-1]]
         counts = _sum(trainer, torch.stack(rows)) if rows else torch.zeros(0, size)
         total = counts.sum(0)
         shares = (1 - self.smoothing) * total.double() / total.sum() + self.smoothing / size
@@ -136,7 +134,7 @@ class LossWatcher(TorchFunctionMode):
         else:
             valid = target[(target != call.arguments["ignore_index"]) & (target >= 0) & (target < size)]
             counts = torch.bincount(valid.flatten(), minlength=size).float()
-        for sums in (self._counts, self._window):
+        for sums in (self._counts, self._steps[-1]):
             sums[size] = sums[size] + counts if size in sums else counts
 
     @torch.no_grad()

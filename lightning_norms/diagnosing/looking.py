@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,16 +12,15 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale
 from lightning_norms.anatomy.writers import Matrix, residual_writers
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.facts import facts_of, first_step_flags, initial_flags, norm_flags, refuse
 from lightning_norms.diagnosing.labels import LossWatcher
-from lightning_norms.measuring.norms_by_group import GroupNorms, update_ratio
+from lightning_norms.measuring.norms_by_group import update_ratio
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.reports.diagnosis.data import DepthProfile, Facts, Flag, Look
@@ -63,14 +63,10 @@ class Looker(Callback):
         self.facts: Facts | None = None
         self.look: Look | None = None
         self._watcher = LossWatcher()
-        self._probe: DepthProbe | None = None
+        self._hooks = ExitStack()
         self._flags: list[Flag] = []
         self._profiles: dict[str, tuple[list[str], Tensor]] = {}
         self._before: list[Tensor] = []
-        self._updates: Tensor | None = None
-        self._handles: list[RemovableHandle] = []
-        self._batch: tuple[Any, int] | None = None
-        self._rng_states: tuple[Tensor, Tensor | None]
         self._unchanged = 0.0
         self._first_loss: float | None = None
         self._is_done = False
@@ -82,18 +78,18 @@ class Looker(Callback):
         self.facts = facts_of(trainer, pl_module, self._depth, self._callbacks, self._left_out)
         writers = _writers(pl_module)
         self._probe = DepthProbe(pl_module, self._depth.stacks, writers)
+        self._hooks.callback(self._probe.detach)
         self._observer = StepObserver(pl_module)
         self._flags += initial_flags(pl_module, self._depth.stacks, writers, trainer.optimizers, self.facts)
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # Kept for the second pass over the same batch, with the same dropout.
-        self._batch = (batch, batch_idx)
+        # Kept for a second pass over this batch with the same dropout.
         self._rng_states = (
             torch.get_rng_state(),
-            torch.cuda.get_rng_state() if pl_module.device.type == "cuda" else None,
+            *([torch.cuda.get_rng_state()] if pl_module.device.type == "cuda" else []),
         )
-        if self._probe is not None and not self._is_done:
+        if not self._is_done:
             self._probe.attach()
             self._watcher.start()
 
@@ -105,33 +101,28 @@ class Looker(Callback):
     @override
     def on_before_optimizer_step(self, trainer: Any, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measure the whole gradient; keep the weights that the update is about to change."""
-        if self._is_done or self._probe is None or optimizer is not trainer.optimizers[0]:
+        if self._is_done or optimizer is not trainer.optimizers[0]:
             return
         self._is_done = True
         self._probe.detach()
         self._first_loss = self._observer.observe(trainer, optimizer).loss
-        trained = TrainedParameters(pl_module)
-        trained.have_changed(optimizer)
-        named = [(self._depth.group_of(name), parameter) for name, parameter in trained.named()]
-        named.sort(key=lambda pair: self._depth.groups.index(pair[0]))
-        groups, parameters = [group for group, _ in named], [parameter for _, parameter in named]
-        self._norms = GroupNorms(parameters, groups, sharding_group(trainer.strategy.model))
+        self._norms = TrainedParameters(pl_module, self._depth).norms(optimizer, trainer.strategy.model)
         grads, scale = self._norms.of(self._norms.gradients()), pending_scale(trainer, optimizer)
         grads = grads if scale is None else grads / scale.to(grads)
         self._profiles["parameter_gradient"] = (list(self._norms.groups), grads)
         self._profiles |= _probe_profiles(trainer, self._probe, grads.device)
         self._flags += norm_flags(self._depth.stacks, self._probe)
-        self._before = [parameter.detach().clone() for parameter in parameters]
-        self._handles.append(optimizer.register_step_post_hook(self._measure_update))
+        self._before = [parameter.detach().clone() for parameter in self._norms.parameters]
+        self._hooks.callback(optimizer.register_step_post_hook(self._measure_update).remove)
 
     def _measure_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._updates is None:
+        if "first_update" not in self._profiles:
             parameters = [parameter.detach() for parameter in self._norms.parameters]
             self._unchanged = _share_unchanged(self._before, parameters)
             weights = self._norms.of(self._before)
             torch._foreach_sub_(self._before, parameters)
-            self._updates, self._before = update_ratio(self._norms.of(self._before), weights), []
-            self._profiles["first_update"] = (list(self._norms.groups), self._updates)
+            ratio, self._before = update_ratio(self._norms.of(self._before), weights), []
+            self._profiles["first_update"] = (list(self._norms.groups), ratio)
 
     @override
     def on_train_batch_end(
@@ -139,45 +130,31 @@ class Looker(Callback):
     ) -> None:
         """After the first update, run the same batch once more and end the fit."""
         self._watcher.stop()
-        if self._probe is not None:
-            self._probe.detach()
+        self._probe.detach()
         if self._is_done and self.look is None:
-            change = self._logit_change(trainer, pl_module)
-            self._remove_hooks()
+            change = self._logit_change(trainer, pl_module, batch, batch_idx)
+            self._hooks.close()
             self.look = self._result(trainer, change)
             trainer.should_stop = True
 
     @override
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         self._watcher.stop()
-        self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
-        if self._probe is not None:
-            self._probe.detach()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     @torch.no_grad()
-    def _logit_change(self, trainer: Any, pl_module: LightningModule) -> float | None:
-        """RMS by which the update changes the logits of the last batch."""
+    def _logit_change(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> float | None:
+        """RMS by which the update changes the logits of the batch."""
         before = self._watcher.logits
-        if before is None or self._batch is None or not pl_module.automatic_optimization or self._updates is None:
+        if before is None or not pl_module.automatic_optimization or "first_update" not in self._profiles:
             return None
-        watcher = LossWatcher()
         with isolate_rng(), trainer.precision_plugin.train_step_context():
-            cpu, cuda = self._rng_states
-            torch.set_rng_state(cpu)
-            if cuda is not None:
-                torch.cuda.set_rng_state(cuda)
-            with watcher:
-                pl_module.training_step(*self._batch)
+            for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), self._rng_states, strict=False):
+                restore(state)
+            with LossWatcher() as watcher:
+                pl_module.training_step(batch, batch_idx)
         after = watcher.logits
-        if after is None or after.shape != before.shape:
-            return None
-        square = (after.float() - before.float()).square().mean()
-        return float(_mean_over_ranks(trainer, square).sqrt())
+        return None if after is None or after.shape != before.shape else _rms(trainer, after.float() - before.float())
 
     def _result(self, trainer: Any, change: float | None) -> Look:
         profiles = tuple(
@@ -189,20 +166,15 @@ class Looker(Callback):
         )
         gradient = next((profile for profile in profiles if profile.name == "parameter_gradient"), None)
         self._flags += first_step_flags(gradient, self._unchanged, trainer.optimizers[0])
-        watcher, spreads = (
-            self._watcher,
-            [float(spread) for spread in self._probe.spreads.values()] if self._probe else [],
-        )
-        logits, is_exact = watcher.logits, self._constant_loss is not None
+        watcher, is_exact = self._watcher, self._constant_loss is not None
+        spreads = [float(spread) for spread in self._probe.spreads.values()]
         return Look(
             first_loss=self._first_loss,
             classes=watcher.classes,
             uniform_loss=None if watcher.classes is None else math.log(watcher.classes),
             constant_loss=self._constant_loss if is_exact else watcher.constant_loss(),
             labels=0 if is_exact else watcher.labels,
-            logits_rms=None
-            if logits is None
-            else float(_mean_over_ranks(trainer, logits.float().square().mean()).sqrt()),
+            logits_rms=None if watcher.logits is None else _rms(trainer, watcher.logits.float()),
             logit_change=change,
             post_norm=max(spreads) < 1e-2 if spreads else None,
             profiles=profiles,
@@ -240,6 +212,10 @@ def _share_unchanged(before: Sequence[Tensor], after: Sequence[Tensor]) -> float
     half = [(a, b) for a, b in zip(before, after, strict=True) if a.dtype in (torch.float16, torch.bfloat16)]
     total = sum(a.numel() for a, _ in half)
     return sum(int((a == b).sum()) for a, b in half) / total if total else 0.0
+
+
+def _rms(trainer: Any, values: Tensor) -> float:
+    return float(_mean_over_ranks(trainer, values.square().mean()).sqrt())
 
 
 def _mean_over_ranks(trainer: Any, values: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.diagnosing.changes import Change
 from lightning_norms.diagnosing.labels import LossWatcher
@@ -26,10 +25,6 @@ from lightning_norms.reports.diagnosis.verdicts import is_dead, judge, level
 from lightning_norms.rescue.rules import Finding, Watch
 
 NAME = "trial"
-FLAGS = ("non_finite", "spike", "divergence")
-"""Findings that count apart from a stall, which may last while others come and go."""
-SCALER_PATIENCE = 20
-"""A GradScaler may need this many non-finite steps in a row to find its scale."""
 NEW_LEVEL_AFTER = 3
 """After this many flagged steps in a row, the loss has reached a new level."""
 
@@ -73,7 +68,7 @@ class Recorder(Callback):
         self._events: list[TrialEvent] = []
         self._groups: tuple[str, ...] = ()
         self._block_norms: list[tuple[int, tuple[float, ...]]] = []
-        self._non_finite = self._flagged = self._stalled = 0  # steps in a row
+        self._flagged = self._stalled = 0  # steps in a row
         self._is_decided = False
 
     @override
@@ -83,7 +78,8 @@ class Recorder(Callback):
             factors_of(optimizer).set(NAME, lambda _: self._factor)
         for config in trainer.strategy.lr_scheduler_configs:
             config.strict = False  # ReduceLROnPlateau has no metric without validation
-        self._groups = _block_groups(pl_module, trainer.optimizers[0]) if trainer.optimizers else ()
+        if trainer.optimizers:
+            self._groups = _block_groups(pl_module, trainer.optimizers[0], trainer.strategy.model)
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -151,13 +147,12 @@ class Recorder(Callback):
 
     def _judge(self, step: int, observation: Observation, has_scaler: bool) -> None:
         """Ask the rules; the decision is the same on every rank, as the observation is reduced."""
-        finding = self._watch.find(observation)
-        flagged = finding if finding is not None and finding.cause in FLAGS else None
-        is_finite = flagged is None or flagged.cause != "non_finite"
-        self._non_finite = self._non_finite + 1 if has_scaler and not is_finite else 0
-        if not 0 < self._non_finite <= SCALER_PATIENCE:
+        finding = self._watch.find(observation, has_scaler)
+        if finding is None or not finding.is_harmless:
+            stall = None if finding is not None and finding.cause == "non_finite" else self._watch.stall.finding()
+            flagged = None if finding is None or finding.cause == "stall" else finding
             self._flagged = self._note(step, flagged, self._flagged)
-            self._stalled = self._note(step, self._watch.stall.finding() if is_finite else None, self._stalled)
+            self._stalled = self._note(step, stall, self._stalled)
             if flagged is None:
                 self._watch.accept(observation)
             elif flagged.cause == "spike" and self._flagged > NEW_LEVEL_AFTER:
@@ -204,9 +199,8 @@ class Recorder(Callback):
         return judge(trial, self.constant_loss, uniform_loss)
 
 
-def _block_groups(module: Any, optimizer: Optimizer) -> tuple[str, ...]:
+def _block_groups(module: Any, optimizer: Optimizer, model: Any) -> tuple[str, ...]:
     """Blocks with a trained parameter, in the order of an observation's ``stacks``."""
-    trained, depth = TrainedParameters(module), DepthMap.of(module)
-    trained.have_changed(optimizer)
-    groups = {depth.group_of(name) for name, _ in trained.named()}
-    return tuple(group for stack in depth.stacks for i, _ in stack.blocks if (group := stack.group(i)) in groups)
+    trained = TrainedParameters(module)
+    groups = set(trained.norms(optimizer, model).groups)
+    return tuple(group for stack in trained.depth.stacks for group in stack.groups if group in groups)
