@@ -119,7 +119,7 @@ def real_run(configuration: Configuration) -> dict[str, Any]:
 
 
 def diagnosis(configuration: Configuration) -> dict[str, Any]:
-    """All that ``diagnose`` finds without counterfactuals."""
+    """All that ``diagnose`` finds without trying changes."""
     module, data, started = configuration.module(), batches(), time.perf_counter()
     data.prepare_data()
     data.setup("fit")  # the unigram entropy is then known, as in the command

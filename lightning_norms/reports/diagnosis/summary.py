@@ -26,7 +26,7 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     trials = (t for t in diagnosis.trials if t.name == AS_GIVEN and t.verdict is diagnosis.verdict)
     baseline = next(trials, None)
     if baseline is not None:
-        yield f"{HEADLINES[diagnosis.verdict]}: {baseline.reason}."
+        yield f"{HEADLINES[diagnosis.verdict]}. {baseline.reason[:1].upper()}{baseline.reason[1:]}."
     elif not diagnosis.facts.trainable:
         yield f"{HEADLINES[diagnosis.verdict]}."
     else:
