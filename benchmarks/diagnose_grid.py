@@ -119,11 +119,11 @@ def real_run(configuration: Configuration) -> dict[str, Any]:
 
 
 def diagnosis(configuration: Configuration) -> dict[str, Any]:
-    """All that ``diagnose`` finds without counterfactuals."""
+    """All that ``diagnose`` finds without trying changes."""
     module, data, started = configuration.module(), batches(), time.perf_counter()
     data.prepare_data()
     data.setup("fit")  # the unigram entropy is then known, as in the command
-    with mock.patch("lightning_norms.diagnosing.diagnose.plan", return_value=Plan((), ())):
+    with mock.patch("lightning_norms.diagnosing.diagnose.plan", return_value=Plan()):
         found = diagnose(module, data, trainer(configuration.callbacks()))
     return {
         "found": json.loads(found.to_json()),

@@ -1,6 +1,6 @@
 """Popular sentences about norms, held against numbers of this machine: which are true of a 24-block decoder?
 
-    python examples/popular_sentences.py     about three minutes; --seeds 1 for a third of that
+    python examples/popular_sentences.py     about three minutes; --n_seeds 1 for a third of that
 
 What you see: `diagnose` on a post-norm and a pre-norm decoder (bytes of Python's library, Xavier init, AdamW at 1e-3,
 no warmup), three seeds, and a table: the sentence, on how many seeds it holds, and what was measured on the last one.
@@ -32,18 +32,18 @@ def found(placement: PostNorm | PreNorm, seed: int, layers: int, steps: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n_seeds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=60)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(box=box.SIMPLE_HEAD, title=f"{chosen.layers} blocks, {chosen.seeds} seeds")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{chosen.layers} blocks, {chosen.n_seeds} seeds")
     for column in ("placement", "popular sentence", "holds on", "measured on the last seed"):
         table.add_column(column)
     for placement in (PostNorm(), PreNorm()):
         answers: dict[str, list[bool | None]] = {}
         measured: dict[str, str] = {}
-        for seed in range(chosen.seeds):
+        for seed in range(chosen.n_seeds):
             for sentence, holds, numbers in found(placement, seed, chosen.layers, chosen.steps):
                 answers.setdefault(sentence, []).append(holds)
                 measured[sentence] = numbers

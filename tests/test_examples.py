@@ -98,7 +98,7 @@ def test_your_module_from_yaml(tmp_path):
 
 @pytest.mark.slow
 def test_popular_sentences(tmp_path):
-    said = printed(tmp_path, EXAMPLES / "popular_sentences.py", "--seeds=1", "--layers=6", "--steps=6")
+    said = printed(tmp_path, EXAMPLES / "popular_sentences.py", "--n_seeds=1", "--layers=6", "--steps=6")
     assert "vanish at" in said
     assert "0 of 1" in said
 

@@ -1,9 +1,11 @@
-"""A Trainer for short runs of copies: precision, strategy and callbacks are real, and it is given back as it was."""
+"""Short runs of copies on the user's Trainer: precision, strategy and callbacks are real, and nothing of it changes."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
+import pickle
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,27 +26,36 @@ LEFT_OUT = frozenset(
         "DepthMonitor", "LRFallback", "SpikeDetection",
     }
 )  # fmt: skip
-"""Write files, watch, or stop and rescue a run: no part of what a configuration does to the weights."""
-KEPT = ("callbacks", "loggers", "limit_val_batches", "num_sanity_val_steps", "fit_loop", "datamodule", "should_stop")
+"""Callbacks that write files, monitor, stop or rescue a run: they take no part in what a configuration does."""
+RESTORED = (
+    "callbacks",
+    "loggers",
+    "limit_val_batches",
+    "num_sanity_val_steps",
+    "fit_loop",
+    "datamodule",
+    "should_stop",
+)
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "lightning_norms")
 
 
 def is_left_out(callback: Callback) -> bool:
-    """Whether a callback has no part in short runs."""
+    """Whether a callback takes no part in short runs."""
     # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same classes.
     return has_class_name(callback, *LEFT_OUT)
 
 
 @contextmanager
 def borrowed(trainer: Any) -> Iterator[list[Callback]]:
-    """The trainer without loggers, files and validation, for any number of fits; afterwards as it was.
+    """Strip a trainer of loggers, files and validation for any number of fits, and restore it afterwards.
 
     Yields:
-        The callbacks that are part of the configuration; each fit sets ``trainer.callbacks`` to copies of them.
+        The callbacks that are part of the configuration; every fit needs copies of them.
     """
-    saved = {name: getattr(trainer, name) for name in KEPT}
+    saved = {name: getattr(trainer, name) for name in RESTORED}
     strategy = {name: getattr(trainer.strategy, name, None) for name in ("_lightning_module", "_model")}
     training, state = trainer.training, copy.copy(trainer.state)
-    # A module may write to self.logger.experiment: it gets a logger that takes everything and keeps nothing.
+    # A module may write to self.logger.experiment, so it gets a logger that discards everything.
     trainer.loggers = [DummyLogger() for _ in saved["loggers"]]
     trainer.limit_val_batches, trainer.num_sanity_val_steps = 0, 0
     try:
@@ -60,12 +71,12 @@ def borrowed(trainer: Any) -> Iterator[list[Callback]]:
 
 
 def fit_afresh(trainer: Any, module: Any, callbacks: Sequence[Callback], data: Any) -> None:
-    """One fit from step 0, with loops of its own, so that nothing is left of an earlier one.
+    """Fit from step 0 with new loops, so that nothing is left of an earlier fit.
 
     Args:
-        trainer: a borrowed one.
-        module: a copy, which may change.
-        callbacks: of this fit.
+        trainer: a borrowed trainer.
+        module: a copy of the user's module, which will change.
+        callbacks: callbacks of this fit.
         data: a data module, loaders, or None for the module's own.
     """
     old = trainer.fit_loop
@@ -74,8 +85,9 @@ def fit_afresh(trainer: Any, module: Any, callbacks: Sequence[Callback], data: A
     trainer.fit_loop, trainer.callbacks = loop, list(callbacks)
     scaler = grad_scaler(trainer)
     scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
+    name = "datamodule" if has_class_name(data, "LightningDataModule") else "train_dataloaders"
     try:
-        trainer.fit(module, **_as_arguments(data))
+        trainer.fit(module, **({} if data is None else {name: data}))
     finally:
         if scaler is not None and scale:
             scaler.load_state_dict(scale)
@@ -83,31 +95,54 @@ def fit_afresh(trainer: Any, module: Any, callbacks: Sequence[Callback], data: A
 
 @contextmanager
 def same_order(data: Any) -> Iterator[None]:
-    """Put the generators of given loaders back afterwards, so that the next run is given the same batches."""
-    loaders = [each for each in tree_leaves(data) if hasattr(each, "sampler") or hasattr(each, "batch_sampler")]
-    parts = [part for each in loaders for part in (each, each.sampler, getattr(each.batch_sampler, "sampler", None))]
-    found = [generator for part in parts if isinstance(generator := getattr(part, "generator", None), torch.Generator)]
-    states = [generator.get_state() for generator in found]
+    """Restore the generators of loaders afterwards, so that the next run gets the same batches."""
+    loaders = [leaf for leaf in tree_leaves(data) if hasattr(leaf, "sampler") or hasattr(leaf, "batch_sampler")]
+    parts = [part for x in loaders for part in (x, x.sampler, getattr(x.batch_sampler, "sampler", None))]
+    generators = [g for part in parts if isinstance(g := getattr(part, "generator", None), torch.Generator)]
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        for generator, state in zip(found, states, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
 
-def _as_arguments(data: Any) -> dict[str, Any]:
-    if data is None:
-        return {}
-    is_module = has_class_name(data, "LightningDataModule")
-    return {"datamodule" if is_module else "train_dataloaders": data}
+def copy_module(module: Any) -> Any:
+    """Copy a module without the trainer it is attached to; the copy shares nothing with it."""
+    attached = {name: getattr(module, name) for name in ("_trainer", "_fabric") if getattr(module, name, None)}
+    for name in attached:
+        setattr(module, name, None)
+    try:
+        return copy.deepcopy(module)
+    except (TypeError, RuntimeError, pickle.PicklingError) as error:
+        raise ValueError(
+            f"diagnose: {type(module).__name__} cannot be copied, and trials need copies: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        for name, value in attached.items():
+            setattr(module, name, value)
+
+
+def plain_trainer(module: Any) -> Any:
+    """A silent trainer for one process, from the same copy of Lightning as the module."""
+    # `lightning.pytorch` and `pytorch_lightning` are two copies, and each refuses the other's modules.
+    library = next(parent.__module__ for parent in type(module).__mro__ if parent.__name__ == "LightningModule")
+    package = importlib.import_module("lightning.pytorch" if library.startswith("lightning.") else "pytorch_lightning")
+    return package.Trainer(
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=-1,
+    )
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Ten short runs would say everything ten times."""
-    names = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "lightning_norms")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
+    """Silence Lightning during trials."""
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

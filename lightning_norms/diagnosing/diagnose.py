@@ -1,41 +1,49 @@
-"""``diagnose``: look at a run's first step, try it and its counterfactuals for some steps each, and conclude.
+"""``diagnose``: measure a run's first step, try it and single changes to it for some steps each, and conclude.
 
 ::
 
-    given module, data, trainer
+    module, data, trainer
         |-- copy --> look          one step: sizes by depth, what the first update changes
-        |-- copy --> as given      some eighty steps, on a real Trainer.fit
+        |-- copy --> as given      some eighty steps, through a real Trainer.fit
         |-- copy --> each change   the same batches from the same weights
         '-- untouched              conclude: verdict, causes, fixes
 """
 
 from __future__ import annotations
 
-import copy
-import importlib
 import math
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_norms.diagnosing.borrowing import borrowed, fit_afresh, is_left_out, same_order
-from lightning_norms.diagnosing.changes import GIVEN, Plan, plan, shallower
-from lightning_norms.diagnosing.counterfactual import Change
-from lightning_norms.diagnosing.initial_flags import TRAINED
+from lightning_norms.checks import check_whole
+from lightning_norms.diagnosing.borrowing import (
+    borrowed,
+    copy_module,
+    fit_afresh,
+    is_left_out,
+    plain_trainer,
+    same_order,
+)
+from lightning_norms.diagnosing.changes import BASELINE, Change, Plan, plan, shallower
+from lightning_norms.diagnosing.facts import TRAINED, facts_of_frozen
 from lightning_norms.diagnosing.looking import Looker
-from lightning_norms.diagnosing.trial_progress import Silent, TrialProgress
-from lightning_norms.diagnosing.trials import Recorder, run_trial
+from lightning_norms.diagnosing.trials import Recorder
 from lightning_norms.reports.diagnosis.conclusions import conclude
 from lightning_norms.reports.diagnosis.data import Diagnosis, Facts, Look, Trial, Verdict
 
 Rebuild = Callable[[int], tuple[Any, Any]]
-"""Seed -> (module, data) made anew with it."""
+"""Seed -> (module, data) built with it."""
+STEPS = 80
+"""Default number of optimizer steps per trial."""
+Progress = Callable[[str, int, int, float], object]
+"""Name of a trial, its number of steps, steps done, loss (NaN at the start) -> ignored."""
 
 
 def diagnose(
@@ -44,147 +52,162 @@ def diagnose(
     trainer: Any = None,
     *,
     steps: int | None = None,
-    seeds: int = 1,
+    seeds: Sequence[int] | None = None,
+    n_seeds: int = 1,
     trials: bool = True,
     rebuild: Rebuild | None = None,
-    progress: TrialProgress | None = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
-    """Whether a configuration trains, why not, and what would fix it, each answer with its numbers.
+    """Find out whether a configuration trains, why not, and what would fix it, with the numbers behind each answer.
 
-    Everything runs on copies, through ``Trainer.fit``: precision, strategy, optimizer and callbacks are the user's.
-    Module, trainer, random generators and folders are left as they were.
+    Everything runs on copies through ``Trainer.fit``, with the user's precision, strategy, optimizer and callbacks.
+    Module, trainer, random generators and folders stay as they are.
 
     Args:
         module: any LightningModule, before its training.
         data: a LightningDataModule, training loaders, or None for the module's own ``train_dataloader``.
-        trainer: whose precision, strategy, accumulation, clipping and callbacks count; None for one process on any
-            accelerator. Callbacks that write, watch or rescue are left out.
-        steps: optimizer steps of a trial; those that are decided earlier stop earlier. None for 80, or half as many
-            again as the configuration's warmup takes, up to 160.
-        seeds: repeat all trials for so many seeds.
-        trials: False only looks at the first step.
-        rebuild: makes module and data anew for seeds after the first; without it these differ only in the order of the
-            data and in dropout, unless the module builds itself in ``configure_model``.
-        progress: told of every step.
+        trainer: provides precision, strategy, accumulation, clipping and callbacks; None for one process on any
+            accelerator. Callbacks that write, monitor or rescue are left out.
+        steps: optimizer steps per trial; a trial stops earlier once it is decided. None for 80, or for 1.5 times the
+            length of the configuration's warmup, up to 160.
+        seeds: repeat all trials for these seeds. The module as given belongs to the seed set by ``seed_everything``,
+            or else to seed 0.
+        n_seeds: number of consecutive seeds, starting with that of the module as given; instead of ``seeds``.
+        trials: False only measures the first step.
+        rebuild: builds module and data for another seed; without it, seeds differ only in the order of the data and in
+            dropout, unless the module builds itself in ``configure_model``.
+        progress: called at the start of every trial and after every step, see :data:`Progress`.
 
     Raises:
-        ValueError: nothing can be said: no optimizer, LBFGS, DeepSpeed, a module that cannot be copied, data without
-            a batch.
+        ValueError: the run cannot be diagnosed: no optimizer, LBFGS, DeepSpeed, a module that cannot be copied, data
+            without a batch; or an argument makes no sense.
 
     Example:
         >>> import torch
         >>> from lightning.pytorch.demos.boring_classes import BoringModel
-        >>> found = diagnose(BoringModel(), steps=5)
-        >>> found.facts.optimizer, found.look.flags[0].name
+        >>> diagnosis = diagnose(BoringModel(), steps=5)
+        >>> diagnosis.facts.optimizer, diagnosis.look.flags[0].name
         ('SGD', 'no blocks')
     """
-    _check(steps, seeds)
-    trainer = _plain_trainer(module) if trainer is None else trainer
-    session = _Session(module, data, trainer, steps, progress or Silent(), rebuild)
-    frozen = _all_frozen(module)
+    if steps is not None:
+        check_whole("diagnose", "steps", steps, 1)
+    seeds = _check_seeds(seeds, n_seeds)
+    frozen = facts_of_frozen(module)
     if frozen is not None:
-        return conclude(*frozen, trials=(), notes=("nothing was tried: there is nothing to train",))
-    with borrowed(trainer) as given:
-        return session.run(given, seeds, trials)
+        return conclude(frozen, Look(), trials=(), notes=("no trial was run: there is nothing to train",))
+    trainer = plain_trainer(module) if trainer is None else trainer
+    left_out = [type(callback).__name__ for callback in trainer.callbacks if is_left_out(callback)]
+    with borrowed(trainer) as callbacks:
+        session = _Session(
+            module=module,
+            data=data,
+            trainer=trainer,
+            callbacks=callbacks,
+            left_out=left_out,
+            wanted_steps=steps,
+            progress=progress or (lambda *_: None),
+            rebuild=rebuild,
+        )
+        return session.run(seeds, trials)
 
 
-STEPS = 80
-"""Of a trial, unless somebody says otherwise."""
-
-
+@dataclass(kw_only=True)
 class _Session:
-    """One call: what every fit of it shares."""
+    """One call of :func:`diagnose`: what all its fits share."""
 
-    def __init__(
-        self, module: Any, data: Any, trainer: Any, steps: int | None, progress: TrialProgress, rebuild: Rebuild | None
-    ) -> None:
-        self.module, self.data, self.trainer = module, data, trainer
-        self.wanted_steps, self.steps = steps, STEPS if steps is None else steps
-        self.progress, self.rebuild = progress, rebuild
-        self.notes: list[str] = []
-        entropy = getattr(data, "unigram_entropy", None) if hasattr(type(data), "unigram_entropy") else None
-        self.uniform_loss: float | None = None
-        self.labels = 0
-        self.batches: list[float] = []
-        self.constants: tuple[float, ...] = ()
-        self.constant_loss: float | None = None if entropy is None else float(entropy)
+    module: Any
+    data: Any
+    trainer: Any
+    callbacks: Sequence[Callback]
+    left_out: Sequence[str]
+    wanted_steps: int | None
+    progress: Progress
+    rebuild: Rebuild | None
+    steps: int = STEPS
+    notes: list[str] = field(default_factory=list)
+    uniform_loss: float | None = None
+    constant_loss: float | None = None
+    constants: tuple[float, ...] = ()
+    labels: int = 0
+    batches: list[float] = field(default_factory=list)
 
-    def run(self, given: Sequence[Callback], seeds: int, trials: bool) -> Diagnosis:
-        """Look, try, conclude."""
-        left_out = [type(each).__name__ for each in self.trainer.callbacks if is_left_out(each)]
-        with self.progress:
-            self.progress.start("look", 1)
-            facts, look, built = self._look(given, left_out)
-            self.progress.step(1, math.nan if look.first_loss is None else look.first_loss)
-            if not trials:
-                return conclude(facts, look, (), ("no trials: only the first step was looked at",))
-            self.uniform_loss = look.uniform_loss
-            self._fit_steps(facts)
-            trained = any(flag.name == TRAINED for flag in look.flags)
-            chosen = plan(facts, built, given, self.steps, trained)
-            rescaled = self._changed_look(
-                given, next((each for each in chosen.changes if each.name == "rescale"), None)
-            )
-            shallow = self._changed_look(given, shallower(built))
-            del built
-            self.notes += chosen.notes
-            done = self._all_seeds(given, chosen, seeds)
-            if self.labels:  # the whole trial has told more of them than the first step
-                look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
+    def __post_init__(self) -> None:
+        entropy = getattr(self.data, "unigram_entropy", None) if hasattr(type(self.data), "unigram_entropy") else None
+        self.constant_loss = None if entropy is None else float(entropy)
+
+    def run(self, seeds: Sequence[int], trials: bool) -> Diagnosis:
+        self.progress("first step", 1, 0, math.nan)
+        facts, look, built = self._look()
+        self.progress("first step", 1, 1, math.nan if look.first_loss is None else look.first_loss)
+        if not trials:
+            return conclude(facts, look, (), ("no trial was run: only the first step was measured",))
+        self.uniform_loss = look.uniform_loss
+        self.steps = self._choose_steps(facts)
+        trained = any(flag.name == TRAINED for flag in look.flags)
+        changes = plan(facts, built, self.callbacks, self.steps, trained)
+        rescale = next((change for change in changes.changes if change.name == "rescale"), None)
+        rescaled, shallow = (self._look(change)[1] if change else None for change in (rescale, shallower(built)))
+        del built
+        self.notes += changes.notes
+        done = self._all_seeds(changes, seeds)
+        if self.labels:  # the whole trial has counted more of them than the first step
+            look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
         return conclude(facts, look, done, self.notes, rescaled, shallow)
 
-    def _fit_steps(self, facts: Facts) -> None:
-        """No trial is longer than the run; one that is shorter than its warmup does not see the peak, and says so."""
-        longer = math.ceil(1.5 * (facts.warmup_steps or 0))
+    def _choose_steps(self, facts: Facts) -> int:
+        """No trial is longer than the run; one that ends within the warmup does not reach the peak, and says so."""
+        steps, warmup = self.wanted_steps or STEPS, facts.warmup_steps or 0
+        longer = math.ceil(1.5 * warmup)
         if self.wanted_steps is None and STEPS < longer <= 2 * STEPS:
-            self.steps = longer
-            self.notes.append(f"trials have {self.steps} steps, to see what comes after {facts.warmup_steps} of warmup")
-        if facts.total_steps is not None and facts.total_steps < self.steps:
-            self.steps = facts.total_steps
-            self.notes.append(f"trials have {self.steps} steps, as the run itself has no more")
-        if facts.warmup_steps and facts.warmup_steps > self.steps:
+            steps = longer
+            self.notes.append(f"trials have {steps} steps, to see what follows {warmup} steps of warmup")
+        if facts.total_steps is not None and facts.total_steps < steps:
+            steps = facts.total_steps
+            self.notes.append(f"trials have {steps} steps, because the run itself has no more")
+        if warmup > steps:
             self.notes.append(
-                f"the warmup of the configuration takes {facts.warmup_steps} steps, and trials have {self.steps}: "
-                f"they reached {self.steps / facts.warmup_steps:.0%} of its learning rate; give more steps"
+                f"the warmup of the configuration takes {warmup} steps, but trials have {steps} and reach only "
+                f"{steps / warmup:.0%} of its learning rate; increase steps"
             )
+        return steps
 
-    def _all_seeds(self, given: Sequence[Callback], chosen: Plan, seeds: int) -> list[Trial]:
-        changes, done = [GIVEN, *chosen.changes], list[Trial]()
-        for number in range(seeds):
-            with self._seed(number) as (module, data):
-                done += self._trials(module, data, given, changes, number)
-                saved = any(trial.keeps_model and trial.verdict is Verdict.TRAINS for trial in done)
-                if number == 0 and chosen.last_resort is not None and not saved:
-                    done += self._trials(module, data, given, [chosen.last_resort], number)
-                    changes.append(chosen.last_resort)
-        if seeds > 1 and self.rebuild is None:
-            self.notes.append("seeds differ in the order of the data and in dropout; the weights start the same")
-        return done
-
-    def _changed_look(self, given: Sequence[Callback], change: Change | None) -> Look | None:
-        """The first step under a change; None if there is no such change."""
-        return None if change is None else self._look(given, (), change)[1]
-
-    def _look(
-        self, given: Sequence[Callback], left_out: Sequence[str], change: Change = GIVEN
-    ) -> tuple[Facts, Look, Any]:
-        looker = Looker(given, left_out, self.constant_loss)
-        subject = _copied(self.module)
-        with isolate_rng(), same_order(self.data):
-            subject = subject if change.rebuild is None else change.rebuild(subject)
-            fit_afresh(self.trainer, subject, [*change.callbacks_from(given), looker], self.data)
+    def _look(self, change: Change = BASELINE) -> tuple[Facts, Look, Any]:
+        """Measure the first step under a change; also returns the module as it was built."""
+        looker = Looker(self.callbacks, self.left_out, self.constant_loss)
+        built = self._fit(self.module, self.data, change, looker)
         if looker.facts is None or looker.look is None:
-            raise ValueError("diagnose: the data gave no batch for a first optimizer step; nothing could be looked at.")
-        return looker.facts, looker.look, subject
+            raise ValueError("diagnose: the data provides no batch for a first optimizer step.")
+        return looker.facts, looker.look, built
+
+    def _fit(self, module: Any, data: Any, change: Change, watcher: Callback) -> Any:
+        """Fit a copy of the module under a change, and return it."""
+        with isolate_rng(), same_order(data):
+            subject = copy_module(module)
+            subject = subject if change.rebuild is None else change.rebuild(subject)
+            fit_afresh(self.trainer, subject, [*change.all_callbacks(self.callbacks), watcher], data)
+        return subject
+
+    def _all_seeds(self, changes: Plan, seeds: Sequence[int]) -> list[Trial]:
+        tried, trials = [BASELINE, *changes.changes], list[Trial]()
+        for seed in seeds:
+            with self._seed(seed) as (module, data):
+                label = "" if seed == seeds[0] else f", seed {seed}"
+                trials += self._trials(module, data, tried, seed, label)
+                is_saved = any(trial.keeps_model and trial.verdict is Verdict.TRAINS for trial in trials)
+                if seed == seeds[0] and changes.last_resort is not None and not is_saved:
+                    trials += self._trials(module, data, [changes.last_resort], seed, label)
+                    tried.append(changes.last_resort)
+        if len(seeds) > 1 and self.rebuild is None:
+            self.notes.append("seeds differ only in the order of the data and in dropout: the weights start the same")
+        return trials
 
     @contextmanager
-    def _seed(self, number: int) -> Iterator[tuple[Any, Any]]:
-        """Module and data of the seed ``number``: 0 is what was given, with the random numbers as they are."""
-        if number == 0:
+    def _seed(self, seed: int) -> Iterator[tuple[Any, Any]]:
+        """Module and data of a seed; its own seed leaves the module and the random generators as given."""
+        if seed == _own_seed():
             yield self.module, self.data
             return
         before = {key: os.getenv(key) for key in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
-        seed = int(before["PL_GLOBAL_SEED"] or 0) + number
         with isolate_rng():
             seed_everything(seed, workers=bool(int(before["PL_SEED_WORKERS"] or 0)), verbose=False)
             try:
@@ -193,83 +216,45 @@ class _Session:
                 for key, value in before.items():
                     os.environ.pop(key, None) if value is None else os.environ.__setitem__(key, value)
 
-    def _trials(
-        self, module: Any, data: Any, given: Sequence[Callback], changes: Sequence[Change], number: int
-    ) -> Iterable[Trial]:
+    def _trials(self, module: Any, data: Any, changes: Sequence[Change], seed: int, label: str) -> Iterable[Trial]:
         for change in changes:
-            recorder = self._recorder(change)
-            self.progress.start(change.name if not number else f"{change.name}, seed {number}", self.steps)
+            is_baseline, progress = change is BASELINE, partial(self.progress, change.name + label, self.steps)
+            constants = () if is_baseline else self.constants
+            recorder = Recorder(self.steps, self.constant_loss, constants, change.factor, is_baseline, progress)
+            progress(0, math.nan)
             try:
-                with isolate_rng(), same_order(data):
-                    run_trial(self.trainer, _copied(module), data, given, change, recorder)
+                self._fit(module, data, change, recorder)
             except (ValueError, RuntimeError) as error:
-                if change is GIVEN:
+                if is_baseline:
                     raise
                 self.notes.append(f"{change.name} could not be tried: {str(error).splitlines()[0]}")
                 continue
-            if change is GIVEN:
+            if is_baseline:
                 self.batches, self.constants = recorder.batches, recorder.constants
                 if self.constant_loss is None:
                     self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
             elif recorder.batches != self.batches[: len(recorder.batches)]:
-                self.notes.append(f"the data gave other batches to {change.name}: its gain has that noise in it")
-            yield recorder.result(change, number, self.uniform_loss)
-
-    def _recorder(self, change: Change) -> Recorder:
-        return Recorder(
-            self.steps,
-            self.constant_loss,
-            () if change is GIVEN else self.constants,
-            change.learning_rate,
-            watch_labels=change is GIVEN,
-            run_to_the_end=change is GIVEN,
-            progress=self.progress.step,
-        )
+                self.notes.append(
+                    f"the data loader returned different batches in the {change.name} trial, so its gain is not "
+                    "exactly comparable"
+                )
+            yield recorder.result(change, seed, self.uniform_loss)
 
 
-def _check(steps: int | None, seeds: int) -> None:
-    for name, value, least in (("steps", STEPS if steps is None else steps, 1), ("seeds", seeds, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"diagnose: {name} is {value!r}, but it must be a whole number >= {least}.")
+def _own_seed() -> int:
+    return int(os.getenv("PL_GLOBAL_SEED") or 0)
 
 
-def _copied(module: Any) -> Any:
-    """A copy that shares nothing with the user's module, the trainer that it hangs on left out."""
-    attached = {name: getattr(module, name) for name in ("_trainer", "_fabric") if getattr(module, name, None)}
-    for name in attached:
-        setattr(module, name, None)
-    try:
-        return copy.deepcopy(module)
-    except (TypeError, RuntimeError, pickle.PicklingError) as error:
-        raise ValueError(
-            f"diagnose: {type(module).__name__} cannot be copied, and trials need copies: {str(error).splitlines()[0]}"
-        ) from error
-    finally:
-        for name, value in attached.items():
-            setattr(module, name, value)
-
-
-def _plain_trainer(module: Any) -> Any:
-    # `lightning.pytorch` and `pytorch_lightning` are two copies, and each refuses the other's modules.
-    library = next(parent.__module__ for parent in type(module).__mro__ if parent.__name__ == "LightningModule")
-    package = importlib.import_module("lightning.pytorch" if library.startswith("lightning.") else "pytorch_lightning")
-    return package.Trainer(
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=-1,
-    )
-
-
-def _all_frozen(module: Any) -> tuple[Facts, Look] | None:
-    """Facts of a module without anything to train, for which no optimizer can be made; None for any other."""
-    parameters = list(module.parameters())
-    if not parameters or any(parameter.requires_grad for parameter in parameters):
-        return None
-    count = sum(parameter.numel() for parameter in parameters)
-    facts = Facts(
-        type(module).__name__, count, 0, {}, "none", math.nan, None, None, None, None, "", 1, 1, False, (), ()
-    )
-    return facts, Look(None, None, None, None, 0, None, None)
+def _check_seeds(seeds: Sequence[int] | None, n_seeds: int) -> tuple[int, ...]:
+    check_whole("diagnose", "n_seeds", n_seeds, 1)
+    if seeds is None:
+        return tuple(range(_own_seed(), _own_seed() + n_seeds))
+    if n_seeds != 1:
+        raise ValueError("diagnose: give either seeds or n_seeds, not both.")
+    if isinstance(seeds, (int, str)) or not seeds:
+        raise ValueError(f"diagnose: seeds must be a list of whole numbers, got {seeds!r}; their number is n_seeds.")
+    for seed in seeds:
+        check_whole("diagnose", "a seed", seed, 0)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"diagnose: seeds {list(seeds)} names a seed twice.")
+    return tuple(seeds)

@@ -1,7 +1,7 @@
-"""What a loss is computed from: logits and labels, seen on their way into torch's loss functions.
+"""What a loss is computed from: logits and labels, recorded on their way into torch's loss functions.
 
-A dead run falls to the loss of the best constant prediction and stays there. That loss is a property of the labels,
-so it can be known for any LightningModule whose ``training_step`` calls a loss of torch, however it is written.
+A dead run falls to the loss of the best constant prediction and stays there. That loss is a property of the labels, so
+it can be computed for any LightningModule whose ``training_step`` calls a loss of torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 CROSS_ENTROPY = inspect.signature(F.cross_entropy)
 SQUARED = inspect.signature(F.mse_loss)
 
 
 class LossWatcher(TorchFunctionMode):
-    """Counts the labels of every ``cross_entropy`` and ``mse_loss`` while it is on; changes nothing.
+    """Counts the labels of every ``cross_entropy`` and ``mse_loss`` while it is active; changes nothing.
 
-    Of several losses in a step, the one with the most labels so far is reported.
+    If a step has several losses, the one with the most labels so far is reported.
+
+    Attributes:
+        logits: input of the last loss, detached.
+        smoothing: label smoothing of the last cross-entropy.
 
     Example:
         >>> with LossWatcher() as watcher:
@@ -34,43 +39,44 @@ class LossWatcher(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.logits: Tensor | None = None
-        """Of the last loss, detached."""
         self.smoothing = 0.0
-        self._counts: dict[int, Tensor] = {}
-        self._steps: list[dict[int, Tensor]] = []
-        self._window: dict[int, Tensor] = {}
-        self._moments: dict[tuple[int, ...], Tensor] = {}
+        self._counts: dict[int, Tensor] = {}  # by number of classes: float32 [classes]
+        self._steps: list[dict[int, Tensor]] = [{}]  # the same for each step, the last one still open
+        self._moments: dict[tuple[int, ...], Tensor] = {}  # by shape: count, sum and sum of squares [3, values]
+        self._is_active = False
 
+    @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call, then look at what was given."""
         result = func(*args, **(kwargs or {}))
         if func is F.cross_entropy:
-            self._take_classes(CROSS_ENTROPY.bind(*args, **(kwargs or {})))
+            self._add_classes(CROSS_ENTROPY.bind(*args, **(kwargs or {})))
         elif func is F.mse_loss:
-            self._take_values(SQUARED.bind(*args, **(kwargs or {})))
+            self._add_values(SQUARED.bind(*args, **(kwargs or {})))
         return result
 
     def start(self) -> None:
-        """Watch from here on."""
+        """Count from here on."""
+        self._is_active = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Watch no more."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """Stop counting, if :meth:`start` was called."""
+        if self._is_active:
+            self._is_active = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def end_step(self) -> None:
-        """The labels since the last call were those of one step."""
-        self._steps.append(self._window)
-        self._window = {}
+        """Close a step: the labels since the last call belong to it."""
+        self._steps.append({})
 
     @property
     def classes(self) -> int | None:
-        """V: columns of the logits; None if no cross-entropy was seen."""
+        """V, the number of columns of the logits; None without a cross-entropy."""
         return max(self._counts, key=lambda size: float(self._counts[size].sum()), default=None)
 
     @property
     def labels(self) -> int:
-        """Labels counted."""
+        """Number of labels counted."""
         if self.classes is not None:
             return int(self._counts[self.classes].sum())
         return int(max((moments[0].max() for moments in self._moments.values()), default=0))
@@ -78,8 +84,8 @@ class LossWatcher(TorchFunctionMode):
     def constant_loss(self) -> float | None:
         r"""Loss of the best constant prediction for the labels counted, in nats (or squared units).
 
-        For classes the entropy of their frequencies, with Miller and Madow's correction :math:`(m - 1) / 2n` for m
-        classes seen in n labels; for values their variance. None if nothing was counted.
+        For classes, the entropy of their frequencies with Miller and Madow's correction :math:`(m - 1) / 2n` for m
+        distinct classes in n labels; for values, their variance. None if nothing was counted.
         """
         if self.classes is not None:
             return _entropy(self._counts[self.classes], self.smoothing)
@@ -89,25 +95,25 @@ class LossWatcher(TorchFunctionMode):
         return float((squares / count - (total / count).square()).mean())
 
     def constant_loss_over(self, trainer: Any) -> float | None:
-        """The same over the labels of all ranks, so that each comes to the same number; a collective."""
-        whole = LossWatcher()
-        whole.smoothing = self.smoothing
-        whole._counts = {size: _sum(trainer, counts) for size, counts in sorted(self._counts.items())}
-        whole._moments = {shape: _sum(trainer, moments) for shape, moments in sorted(self._moments.items())}
-        return whole.constant_loss()
+        """Return :meth:`constant_loss` over the labels of all ranks; a collective."""
+        total = LossWatcher()
+        total.smoothing = self.smoothing
+        total._counts = {size: _sum(trainer, counts) for size, counts in sorted(self._counts.items())}
+        total._moments = {shape: _sum(trainer, moments) for shape, moments in sorted(self._moments.items())}
+        return total.constant_loss()
 
     def constant_losses_over(self, trainer: Any) -> tuple[float, ...]:
         r"""Loss of the best constant prediction on the labels of each step; empty if no classes were counted.
 
-        One prediction for all steps, so that a run that follows these losses step by step knows nothing more. A
-        collective.
+        The prediction is the same for all steps, so a run that follows these losses step by step has learnt nothing
+        else. A collective.
 
         .. math:: -\sum_v \frac{c_{tv}}{n_t} \ln p_v + \frac{m - 1}{2n}
         """
         size = self.classes
         if size is None:
             return ()
-        rows = [step.get(size, torch.zeros_like(self._counts[size])) for step in self._steps]
+        rows = [step.get(size, torch.zeros_like(self._counts[size])) for step in self._steps[:-1]]
         counts = _sum(trainer, torch.stack(rows)) if rows else torch.zeros(0, size)
         total = counts.sum(0)
         shares = (1 - self.smoothing) * total.double() / total.sum() + self.smoothing / size
@@ -117,40 +123,37 @@ class LossWatcher(TorchFunctionMode):
         return tuple((-(mixed * logs).sum(1) / counts.sum(1) + optimism).tolist())
 
     @torch.no_grad()
-    def _take_classes(self, given: inspect.BoundArguments) -> None:
-        given.apply_defaults()
-        logits, target = given.arguments["input"].detach(), given.arguments["target"]
-        self.logits, self.smoothing = logits, float(given.arguments["label_smoothing"])
+    def _add_classes(self, call: inspect.BoundArguments) -> None:
+        call.apply_defaults()
+        logits, target = call.arguments["input"].detach(), call.arguments["target"]
+        self.logits, self.smoothing = logits, float(call.arguments["label_smoothing"])
         size = logits.shape[1 if logits.ndim > 1 else 0]
         if target.is_floating_point():
             rest = [axis for axis in range(target.ndim) if axis != (1 if target.ndim > 1 else 0)]
             counts = target.float().sum(rest)
         else:
-            valid = target[(target != given.arguments["ignore_index"]) & (target >= 0) & (target < size)]
+            valid = target[(target != call.arguments["ignore_index"]) & (target >= 0) & (target < size)]
             counts = torch.bincount(valid.flatten(), minlength=size).float()
-        before = self._counts.get(size)
-        self._counts[size] = counts if before is None else before + counts
-        earlier = self._window.get(size)
-        self._window[size] = counts if earlier is None else earlier + counts
+        for sums in (self._counts, self._steps[-1]):
+            sums[size] = sums[size] + counts if size in sums else counts
 
     @torch.no_grad()
-    def _take_values(self, given: inspect.BoundArguments) -> None:
-        self.logits, target = given.arguments["input"].detach(), given.arguments["target"]
+    def _add_values(self, call: inspect.BoundArguments) -> None:
+        self.logits, target = call.arguments["input"].detach(), call.arguments["target"]
         rows = target.float().reshape(len(target), -1) if target.ndim else target.float().reshape(1, 1)
         moments = torch.stack([torch.full_like(rows[0], len(rows)), rows.sum(0), rows.square().sum(0)])
-        before = self._moments.get(tuple(target.shape[1:]))
-        self._moments[tuple(target.shape[1:])] = moments if before is None else before + moments
+        shape = tuple(target.shape[1:])
+        self._moments[shape] = self._moments[shape] + moments if shape in self._moments else moments
 
 
 def _entropy(counts: Tensor, smoothing: float) -> float:
     total, size = float(counts.sum()), len(counts)
     if not total:
         return math.nan
-    shares = counts.double() / total
-    mixed = (1 - smoothing) * shares + smoothing / size
+    mixed = (1 - smoothing) * (counts.double() / total) + smoothing / size
     entropy = -float((mixed * mixed.clamp(min=1e-300).log()).sum())
-    seen = int((counts > 0).sum())
-    return min(entropy + (seen - 1) / (2 * total), math.log(size))
+    distinct = int((counts > 0).sum())
+    return min(entropy + (distinct - 1) / (2 * total), math.log(size))
 
 
 def _sum(trainer: Any, tensor: Tensor) -> Tensor:

@@ -1,26 +1,27 @@
-"""Lightning's Trainer with one command more."""
+"""Lightning's Trainer with one more command, ``diagnose``, and a progress bar for it."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lightning_norms.diagnosing.diagnose import Rebuild, diagnose
-from lightning_norms.diagnosing.trial_progress import ConsoleProgress
 from lightning_norms.reports.diagnosis.console import diagnosis_text
 from lightning_norms.reports.diagnosis.data import Diagnosis
 from lightning_norms.reports.diagnosis.page import diagnosis_page
 
 
 class NormsTrainer(Trainer):
-    """A Trainer that can also say whether a run would train.
+    """A Trainer that can also diagnose whether a run trains.
 
     Attributes:
-        diagnosis: what the last :meth:`diagnose` found; None before.
-        rebuild: makes module and data anew for seeds after the first; the command line sets it.
+        diagnosis: result of the last :meth:`diagnose`; None before.
+        rebuild: builds module and data for another seed; the command line sets it.
     """
 
     diagnosis: Diagnosis | None = None
@@ -31,46 +32,74 @@ class NormsTrainer(Trainer):
         model: Any,
         datamodule: Any = None,
         steps: int | None = None,
-        seeds: int = 1,
+        seeds: list[int] | None = None,
+        n_seeds: int = 1,
         no_trials: bool = False,
         folder: str = "diagnosis",
         format: Literal["table", "json", "html"] = "table",  # noqa: A002 - the name of the option
     ) -> None:
-        """Say whether a run trains, why not, and what fixes it; exit code 0 trains, 3 does not, 2 wrong input.
+        """Find out whether a run trains, why not, and what fixes it. Exit code 0: trains, 3: does not, 2: wrong input.
 
         Args:
             model: any LightningModule.
             datamodule: its data.
-            steps: optimizer steps of each short trial; null for 80, or up to 160 to see beyond a warmup.
-            seeds: number of seeds to repeat all trials for; gains then have a spread.
-            no_trials: only look at the first step.
-            folder: where diagnosis.json and diagnosis.html go; made if it is not there.
-            format: what is printed: tables and a summary, the JSON, or the page in HTML.
+            steps: optimizer steps per trial; null for 80, or up to 160 to see what follows a warmup.
+            seeds: list of seeds to repeat all trials for, such as [0,1,2]; gains then have a spread.
+            n_seeds: number of consecutive seeds, starting with seed_everything; instead of seeds.
+            no_trials: only measure the first step.
+            folder: folder for diagnosis.json and diagnosis.html; created if needed.
+            format: what to print: tables and a summary, the JSON, or the HTML page.
         """
-        progress = ConsoleProgress() if self.is_global_zero else None
-        found = diagnose(
-            model,
-            datamodule,
-            self,
-            steps=steps,
-            seeds=seeds,
-            trials=not no_trials,
-            rebuild=self.rebuild,
-            progress=progress,
-        )
-        self.diagnosis = found
+        options: dict[str, Any] = {"steps": steps, "seeds": seeds, "n_seeds": n_seeds, "rebuild": self.rebuild}
+        with ConsoleProgress() if self.is_global_zero else nullcontext() as progress:
+            result = diagnose(model, datamodule, self, trials=not no_trials, progress=progress, **options)
+        self.diagnosis = result
         if not self.is_global_zero:
             return
-        written = {"json": found.to_json(), "html": diagnosis_page(found)}
+        texts = {"json": result.to_json(), "html": diagnosis_page(result)}
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        for ending, text in written.items():
+        for ending, text in texts.items():
             (target / f"diagnosis.{ending}").write_text(text, encoding="utf-8")
-        if format in written:
-            print(written[format], end="")
+        if format in texts:
+            print(texts[format], end="")
             return
         console = Console()
-        for part in diagnosis_text(found):
+        for part in diagnosis_text(result):
             console.print(part, highlight=False, markup=False)
         places = f"\nPictures: {target / 'diagnosis.html'}\nAll numbers: {target / 'diagnosis.json'}"
         console.print(places, highlight=False, markup=False, soft_wrap=True)
+
+
+class ConsoleProgress:
+    """One line per trial, within 80 columns; on stderr, so that stdout holds only the report."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description:<28.28}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TimeElapsedColumn(),
+        )
+        self._bars = Progress(*columns, console=Console(stderr=True))
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ConsoleProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._finish()
+        self._bars.stop()
+
+    def __call__(self, name: str, steps: int, done: int, loss: float) -> None:
+        """Advance the line of a trial; step 0 adds it."""
+        if not done or self._task is None:
+            self._finish()
+            self._task = self._bars.add_task(name, total=steps, loss=loss)
+        self._bars.update(self._task, completed=done, loss=loss)
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            self._bars.stop_task(self._task)

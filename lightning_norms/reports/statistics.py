@@ -16,7 +16,8 @@ def growths(profile: DepthProfile) -> Iterator[Growth]:
     for label, values in profile.of_blocks().items():
         if len(values) >= FEWEST and all(0 < value < math.inf for value in values):
             factor, low, high = per_block(values)
-            yield Growth(profile.name, label.rstrip("."), len(values), factor, low, high)
+            name = label.rstrip(".")
+            yield Growth(name=profile.name, stack=name, blocks=len(values), factor=factor, low=low, high=high)
 
 
 def per_block(values: Sequence[float]) -> tuple[float, float, float]:

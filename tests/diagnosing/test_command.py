@@ -58,7 +58,7 @@ def test_help_needs_nothing_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("--help") == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("--steps", "--seeds", "--no_trials", "--write_fix", "--format"))
+    assert all(word in text for word in ("--steps", "--seeds", "--n_seeds", "--no_trials", "--write_fix", "--format"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,12 +77,13 @@ def test_a_run_that_trains_is_code_0_and_leaves_one_folder(folder, capsys):
 
 
 def test_json_alone_goes_to_stdout(folder, capsys):
-    words = ["--steps=3", "--seeds=2", "--format=json", "--folder=out/deep", "--write_fix=f.yaml", "--fix=warmup"]
+    words = ["--steps=3", "--seeds=[0,7]", "--format=json", "--folder=out/deep", "--write_fix=f.yaml", "--fix=warmup"]
     assert run("--config", "healthy.yaml", *words) == 3  # too short to tell
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((folder / "out/deep/diagnosis.json").read_text())
     assert [trial["planned_steps"] for trial in found["trials"]] == [3] * len(found["trials"])
     first, second = [trial["losses"] for trial in found["trials"] if trial["name"] == "as given"]
+    assert [trial["seed"] for trial in found["trials"] if trial["name"] == "as given"] == [0, 7]
     assert first[0] != second[0]  # weights and data of their own for each seed
     assert all(fix["spread"] is not None for fix in found["fixes"])
 
@@ -118,8 +119,10 @@ def test_a_fix_is_written_as_a_file_that_fit_runs(folder, more, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--steps=0"], ["steps is 0"]),
-        (["--seeds=many"], ["seeds", "whole number"]),
+        (["--steps=0"], ["steps must be a whole number", "got 0"]),
+        (["--n_seeds=many"], ["n_seeds", "whole number"]),
+        (["--seeds=many"], ["seeds", "list"]),
+        (["--seeds=3"], ["seeds", "list"]),
         (["--steps=1", "--write_fix=f.yaml", "--fix=wrmup"], ["'wrmup'", "warmup"]),
         (["--steps=1", "--fix=warmup"], ["--write_fix is not given"]),
         (["--format=word"], ["word", "table", "json"]),

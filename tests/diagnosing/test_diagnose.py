@@ -124,7 +124,7 @@ def test_a_healthy_stack_trains(folder):
     assert found.look.labels == 40 * 8 * (TIME - 1)  # of the whole trial, not of its first step
     wrong = [loss - excess for loss, excess in zip(found.trials[0].losses, found.trials[0].excess, strict=True)]
     assert np.mean(wrong) == pytest.approx(found.look.constant_loss, abs=0.01)
-    assert "every depth kept its gradient" in found.summary[0]
+    assert "every block kept its gradient" in found.summary[0]
     assert list(folder.iterdir()) == []
 
 
@@ -134,7 +134,7 @@ def test_torch_s_encoder_starts_with_identical_layers(folder):
     found = diagnose(made(lambda: Mine(Net(encoder, norm=False))), loader(), trainer(folder), trials=False)
     assert "identical blocks" in names(found.look.flags)
     assert found.look.post_norm is True
-    assert any("bit for bit" in line for line in found.summary)
+    assert any("identical weights" in line for line in found.summary)
 
 
 def test_a_head_thirty_times_too_large(folder):
@@ -193,6 +193,7 @@ def test_hugging_face_gpt2_with_a_sound_and_with_a_broken_init(folder, scale, ve
 
 
 def test_a_learning_rate_that_is_far_too_high(folder):
+    torch.manual_seed(0)
     found = diagnose(made(lambda: Mine(Net(blocks(3)), lr=3.0)), loader(), trainer(folder), steps=40)
     assert found.verdict in (Verdict.DIVERGES, Verdict.SPIKES)
     assert not found.trains
@@ -269,7 +270,19 @@ def test_a_module_that_cannot_be_copied_is_named(folder):
         diagnose(module, loader(), trainer(folder))
 
 
-@pytest.mark.parametrize(("arguments", "word"), [({"steps": 0}, "steps is 0"), ({"seeds": 1.5}, r"seeds is 1\.5")])
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"n_seeds": 1.5}, r"n_seeds must be a whole number of at least 1, got 1\.5"),
+        ({"seeds": 3}, "seeds must be a list of whole numbers, got 3; their number is n_seeds"),
+        ({"seeds": []}, "seeds must be a list"),
+        ({"seeds": [0, -1]}, "a seed must be a whole number of at least 0, got -1"),
+        ({"seeds": [4, 4]}, "names a seed twice"),
+        ({"seeds": [4], "n_seeds": 2}, "either seeds or n_seeds"),
+    ],
+    ids=str,
+)
 def test_wrong_numbers_are_named(folder, arguments, word):
     with pytest.raises(ValueError, match=word):
         diagnose(Mine(Net(blocks(2))), loader(), trainer(folder), **arguments)
@@ -304,7 +317,7 @@ def test_module_trainer_random_numbers_and_folder_are_left_as_they_were(folder):
     given.callbacks.append(warmup)
     before, states, environment = everything(module), random_states(), dict(os.environ)
     kept = standing(given)
-    diagnose(module, loader(), given, steps=6, seeds=2)
+    diagnose(module, loader(), given, steps=6, n_seeds=2)
     after = everything(module)
     assert before[0].keys() == after[0].keys()
     assert all(torch.equal(tensor, after[0][name]) for name, tensor in before[0].items())
@@ -354,7 +367,7 @@ def test_a_loader_with_a_generator_of_its_own_gives_every_trial_the_same_batches
     found = diagnose(made(lambda: Mine(Net(blocks(2)))), data, trainer(folder), steps=10)
     assert torch.equal(own.get_state(), before)
     assert len({trial.losses[0] for trial in found.trials if not re.search("rescale|init", trial.name)}) == 1
-    assert not any("other batches" in note for note in found.notes)
+    assert not any("different batches" in note for note in found.notes)
 
 
 def test_data_that_goes_on_where_it_stopped_is_said(folder):
@@ -368,7 +381,7 @@ def test_data_that_goes_on_where_it_stopped_is_said(folder):
 
     pairs = DataLoader(Stream(), batch_size=8, collate_fn=lambda rows: (torch.stack(rows),))
     found = diagnose(made(lambda: Mine(Net(blocks(2)))), pairs, trainer(folder), steps=6)
-    assert any("other batches to warmup" in note for note in found.notes)
+    assert any("different batches in the warmup trial" in note for note in found.notes)
 
 
 def test_the_same_seed_gives_the_same_diagnosis(folder):
@@ -387,7 +400,7 @@ def test_a_module_that_was_fitted_before_can_be_diagnosed(folder):
     assert module.trainer is owner
     assert owner.global_step == 2
     assert len(found.trials[0].losses) == found.trials[0].planned_steps == 2
-    assert any("as the run itself has no more" in note for note in found.notes)
+    assert any("because the run itself has no more" in note for note in found.notes)
 
 
 # --- the configuration as given -------------------------------------------------------------------------------------
@@ -441,7 +454,7 @@ def test_trials_are_long_enough_for_the_warmup_and_no_longer_than_the_run(folder
     given = trainer(folder, Warmup(LinearWarmup(warmup)), max_steps=total)
     found = diagnose(made(lambda: Mine(nn.Embedding(VOCABULARY, VOCABULARY))), loader(), given, steps=asked)
     assert found.trials[0].planned_steps == len(found.trials[0].losses) == expected
-    beyond = any("of its learning rate; give more steps" in note for note in found.notes)
+    beyond = any("of its learning rate; increase steps" in note for note in found.notes)
     assert beyond == (warmup > expected)
 
 
@@ -463,7 +476,7 @@ def test_what_writes_watches_or_rescues_is_left_out(folder):
     [(0.98, 300, 100), (0.999, 300, 100), (0.98, None, 100), (None, 500, 50), (0.9, 300, 20)],
 )
 def test_the_warmup_for_the_whole_run(beta2, total, steps):
-    facts = Facts("M", 1, 1, {}, "AdamW", 1e-3, beta2, None, None, total, "32-true", 1, 1, False, (), ())
+    facts = Facts(module="M", parameters=1, trainable=1, beta2=beta2, total_steps=total)
     assert recommended_warmup(facts) == steps
 
 
@@ -472,11 +485,11 @@ def test_seeds_give_every_gain_a_spread_and_new_weights_where_they_can_be_made(f
         return made(lambda: Mine(Net(blocks(2))), seed), loader()
 
     module = made(lambda: Mine(Net(blocks(2))))
-    found = diagnose(module, loader(), trainer(folder), steps=6, seeds=2, rebuild=rebuild)
+    found = diagnose(module, loader(), trainer(folder), steps=6, n_seeds=2, rebuild=rebuild)
     first, second = [trial for trial in found.trials if trial.name == "as given"]
     assert first.losses[0] != second.losses[0]
     assert all(fix.spread is not None for fix in found.fixes)
-    alone = diagnose(module, loader(), trainer(folder), steps=6, seeds=2)
+    alone = diagnose(module, loader(), trainer(folder), steps=6, n_seeds=2)
     assert any("the weights start the same" in note for note in alone.notes)
 
 

@@ -1,30 +1,35 @@
-"""Popular explanations held against this model's own numbers."""
+"""Popular statements about norms and depth, checked against the numbers of this model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import linear_regression
 
 from lightning_norms.reports.console import number
-from lightning_norms.reports.diagnosis.data import AS_GIVEN, Claim, DepthProfile, Look, Trial, Verdict
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Claim, Look, Trial, Verdict
 
-SAME, OTHER = 1.25, 1.6
-"""Factors within which two gradients of different depths are what was said, and beyond which they are not: one batch
-tells no more."""
+CONFIRMED, REFUTED = 1.25, 1.6
+"""Within 1.25x a claim counts as confirmed, beyond 1.6x as refuted; in between a single batch cannot decide."""
 NEAR_IDENTITY = 0.2
-"""A block that changes the stream by less than this share of it."""
+"""A block is nearly the identity if it changes the stream by less than this share of it."""
+REMEDIES = (
+    ("warmup alone", "It only needs a warmup.", ("warmup",)),
+    ("lower learning rate alone", "It only needs a lower learning rate.", ("lr/3", "lr/10")),
+    ("rescale alone", "It only needs the 1/sqrt(2L) rescale.", ("rescale",)),
+)
 
 
 def claims(
     look: Look, trials: Sequence[Trial], rescaled: Look | None = None, shallow: Look | None = None
 ) -> tuple[Claim, ...]:
-    """What holds, what does not, and what these numbers do not decide.
+    """Check every statement for which there are numbers.
 
     Args:
-        look: at the first step as given.
-        trials: all of them.
-        rescaled: the same look after the residual rescale, if that can be done.
-        shallow: the same look at fewer blocks, if the model can be built so.
+        look: measurements at the first step as given.
+        trials: all trials.
+        rescaled: measurements after the residual rescale.
+        shallow: measurements with fewer blocks.
     """
     return (
         *_gradients(look),
@@ -36,132 +41,117 @@ def claims(
 
 
 def _gradients(look: Look) -> Iterator[Claim]:
-    ratio = _ends(look.profile("parameter_gradient"))
-    if ratio is None:
+    values = _blocks(look, "parameter_gradient")
+    if len(values) < 2 or not values[-1] > 0:
         return
-    measured = f"bottom/top gradient at the first step is {number(ratio)}{_growth(look, 'parameter_gradient')}"
-    evidence = {"bottom_over_top": ratio}
+    ratio = values[0] / values[-1]
+    measured = f"the bottom/top gradient ratio at the first step is {number(ratio)}"
+    growth = next((growth for growth in look.growths if growth.name == "parameter_gradient"), None)
+    if growth is not None:
+        measured += f" (x {growth.factor:.3f} per block, 95 % interval {growth.low:.3f} to {growth.high:.3f})"
     if look.post_norm:
-        popular = "Post-norm gradients vanish at the bottom at init."
-        yield Claim("bottom gradients at init", popular, ratio < 0.1, measured, evidence)
+        name, popular, holds = (
+            "bottom gradients at init",
+            "Post-norm gradients vanish at the bottom at init.",
+            ratio < 0.1,
+        )
     else:
+        name, holds = "gradient by depth", 0.5 < ratio < 2
         popular = "With norms inside the branches all blocks get equal gradients."
-        yield Claim("gradient by depth", popular, 0.5 < ratio < 2, measured, evidence)
+    yield Claim(name=name, popular=popular, holds=holds, measured=measured, evidence={"bottom_over_top": ratio})
 
 
 def _against_depth(look: Look, shallow: Look | None) -> Iterator[Claim]:
-    """What depth does to the gradient of the top block: Xiong et al. 2020, arXiv:2002.04745, theorem 1."""
-    deep, other = (_blocks(each.profile("parameter_gradient")) if each else () for each in (look, shallow))
-    if not deep or not other or not other[-1] > 0 or len(deep) == len(other):
+    """The gradient of the top block against depth: Xiong et al. 2020, arXiv:2002.04745, theorem 1."""
+    deep, few = _blocks(look, "parameter_gradient"), _blocks(shallow, "parameter_gradient")
+    if not deep or not few or not few[-1] > 0 or len(deep) == len(few):
         return
-    ratio, root = deep[-1] / other[-1], math.sqrt(len(other) / len(deep))
-    expected = 1.0 if look.post_norm else root
-    popular = (
-        "The gradient near the output of a post-norm stack does not depend on its depth L."
-        if look.post_norm
-        else "Pre-norm gradients near the output shrink like 1/sqrt(L)."
-    )
-    measured = (
-        f"the top block's gradient is {number(deep[-1])} at {len(deep)} blocks and {number(other[-1])} at "
-        f"{len(other)}: x {ratio:.2f}, where 1/sqrt(L) says x {root:.2f}"
-    )
+    ratio, root = deep[-1] / few[-1], math.sqrt(len(few) / len(deep))
+    if look.post_norm:
+        popular, expected = "The gradient near the output of a post-norm stack does not depend on its depth L.", 1.0
+    else:
+        popular, expected = "Pre-norm gradients near the output shrink like 1/sqrt(L).", root
     miss = math.exp(abs(math.log(ratio / expected))) if ratio > 0 else math.inf
-    holds = True if miss < SAME else False if miss > OTHER else None
-    yield Claim("gradient against depth", popular, holds, measured, {"ratio": ratio, "one_over_root": root})
-
-
-def _blocks(profile: DepthProfile | None) -> tuple[float, ...]:
-    """Values of the blocks of the first stack."""
-    return next(iter(profile.of_blocks().values()), ()) if profile else ()
+    yield Claim(
+        name="gradient against depth",
+        popular=popular,
+        holds=True if miss < CONFIRMED else False if miss > REFUTED else None,
+        measured=(
+            f"the gradient of the top block is {number(deep[-1])} with {len(deep)} blocks and {number(few[-1])} with "
+            f"{len(few)}: x {ratio:.2f}, where 1/sqrt(L) predicts x {root:.2f}"
+        ),
+        evidence={"ratio": ratio, "one_over_root": root},
+    )
 
 
 def _stream(look: Look) -> Iterator[Claim]:
-    profile = look.profile("stream_rms")
-    values = next(iter(profile.of_blocks().values()), ()) if profile else ()
+    values = _blocks(look, "stream_rms")
     if len(values) < 6 or not all(0 < value < math.inf for value in values):
         return
+    grows = values[-1] > 1.5 * values[0]
+    measured = f"the RMS of the stream goes from {number(values[0])} to {number(values[-1])} over {len(values)} blocks"
     if look.post_norm:
-        popular = "Activations grow with depth."
-        measured = (
-            f"the stream's RMS is {number(values[0])} after the first block and {number(values[-1])} after the last"
-        )
-        yield Claim("amplification", popular, values[-1] > 1.5 * values[0], measured, {"ratio": values[-1] / values[0]})
-        return
-    straight, power = (
-        _misfit(values, range(len(values))),
-        _misfit(values, [math.log(i + 1) for i in range(len(values))]),
-    )
-    measured = (
-        f"the stream's RMS goes from {number(values[0])} to {number(values[-1])} over {len(values)} blocks; "
-        f"an exponential misses its logarithm by {straight:.2g}, a power of depth by {power:.2g} (RMS)"
-    )
-    popular = "The residual stream grows exponentially with depth at init."
-    holds = values[-1] > 1.5 * values[0] and straight < power
-    yield Claim("amplification", popular, holds, measured, {"exponential_misfit": straight, "power_misfit": power})
+        popular, holds, evidence = "Activations grow with depth.", grows, {"ratio": values[-1] / values[0]}
+    else:
+        popular = "The residual stream grows exponentially with depth at init."
+        exponential = _misfit(values, range(len(values)))
+        power = _misfit(values, [math.log(layer) for layer in range(1, len(values) + 1)])
+        holds, evidence = grows and exponential < power, {"exponential_misfit": exponential, "power_misfit": power}
+        measured += f"; an exponential misses its logarithm by {exponential:.2g}, a power of depth by {power:.2g} (RMS)"
+    yield Claim(name="amplification", popular=popular, holds=holds, measured=measured, evidence=evidence)
 
 
 def _identity(look: Look, rescaled: Look | None) -> Iterator[Claim]:
-    before, after = (
-        _median(look.profile("block_change")),
-        _median(rescaled.profile("block_change") if rescaled else None),
-    )
+    before, after = _median_change(look), _median_change(rescaled)
     if before is not None and after is not None:
         yield Claim(
-            "near-identity blocks",
-            "The 1/sqrt(2L) rescale makes every block nearly the identity.",
-            after < NEAR_IDENTITY,
-            f"the median block changes the stream by {after:.2g} of its size after the rescale, {before:.2g} before",
-            {"before": before, "after": after},
+            name="near-identity blocks",
+            popular="The 1/sqrt(2L) rescale makes every block nearly the identity.",
+            holds=after < NEAR_IDENTITY,
+            measured=f"the median block changes the stream by {after:.2g} of its size, {before:.2g} before the rescale",
+            evidence={"before": before, "after": after},
         )
 
 
 def _remedies(trials: Sequence[Trial]) -> Iterator[Claim]:
-    given = [trial for trial in trials if trial.name == AS_GIVEN]
-    if not given or all(trial.verdict is Verdict.TRAINS for trial in given):
+    baseline = [trial for trial in trials if trial.name == AS_GIVEN]
+    if not baseline or _trains(baseline):
         return
-    for title, popular, names in (
-        ("warmup alone", "It only needs a warmup.", ("warmup",)),
-        ("lower learning rate alone", "It only needs a lower learning rate.", ("lr/3", "lr/10")),
-        ("rescale alone", "It only needs the 1/sqrt(2L) rescale.", ("rescale",)),
-    ):
+    for title, popular, names in REMEDIES:
         runs = [trial for trial in trials if trial.name in names]
-        if runs:
-            said = "; ".join(f"{trial.name}: {trial.verdict.value}" for trial in runs)
-            holds: bool | None = any(
-                all(t.verdict is Verdict.TRAINS for t in runs if t.name == name) for name in _names(runs)
-            )
-            if not holds and any(t.verdict is Verdict.UNDECIDED for t in [*given, *runs]):
-                holds = None
-            ends = {f"end loss, {trial.name}": trial.end_loss for trial in runs if trial.end_loss is not None}
-            yield Claim(title, popular, holds, f"{said} (as given: {given[0].verdict.value})", ends)
+        if not runs:
+            continue
+        holds: bool | None = any(_trains([run for run in runs if run.name == name]) for name in {r.name for r in runs})
+        if not holds and any(trial.verdict is Verdict.UNDECIDED for trial in [*baseline, *runs]):
+            holds = None
+        ends = "; ".join(f"{trial.name}: {trial.verdict.value}" for trial in runs)
+        yield Claim(
+            name=title,
+            popular=popular,
+            holds=holds,
+            measured=f"{ends} (as given: {baseline[0].verdict.value})",
+            evidence={f"end loss, {trial.name}": trial.end_loss for trial in runs if trial.end_loss is not None},
+        )
 
 
-def _names(runs: Sequence[Trial]) -> list[str]:
-    return list(dict.fromkeys(trial.name for trial in runs))
+def _trains(runs: Sequence[Trial]) -> bool:
+    return all(run.verdict is Verdict.TRAINS for run in runs)
 
 
-def _ends(profile: DepthProfile | None) -> float | None:
-    """Value of the lowest block over that of the highest, of the first stack."""
-    values = next(iter(profile.of_blocks().values()), ()) if profile else ()
-    return values[0] / values[-1] if len(values) > 1 and values[-1] > 0 else None
+def _blocks(look: Look | None, name: str) -> tuple[float, ...]:
+    """Values of the blocks of the first stack, lowest first; empty if the profile was not measured."""
+    profile = look.profile(name) if look else None
+    return next(iter(profile.of_blocks().values()), ()) if profile else ()
 
 
-def _median(profile: DepthProfile | None) -> float | None:
+def _median_change(look: Look | None) -> float | None:
+    profile = look.profile("block_change") if look else None
     values = sorted(value for values in profile.of_blocks().values() for value in values) if profile else []
     return values[len(values) // 2] if values else None
 
 
-def _growth(look: Look, name: str) -> str:
-    growth = next((each for each in look.growths if each.name == name), None)
-    if growth is None:
-        return ""
-    return f" (x {growth.factor:.3f} from block to block, 95 % interval {growth.low:.3f} to {growth.high:.3f})"
-
-
 def _misfit(values: Sequence[float], against: Sequence[float]) -> float:
-    """Root mean square of what a straight line through (against, log value) misses."""
-    logs, count = [math.log(value) for value in values], len(values)
-    x, y = sum(against) / count, sum(logs) / count
-    spread = sum((a - x) ** 2 for a in against)
-    slope = sum((a - x) * (b - y) for a, b in zip(against, logs, strict=True)) / spread
-    return math.sqrt(sum((b - y - slope * (a - x)) ** 2 for a, b in zip(against, logs, strict=True)) / count)
+    """Root mean square by which a straight line misses the logarithms of ``values``."""
+    logs = [math.log(value) for value in values]
+    slope, intercept = linear_regression(against, logs)
+    return math.sqrt(sum((y - intercept - slope * x) ** 2 for x, y in zip(against, logs, strict=True)) / len(logs))

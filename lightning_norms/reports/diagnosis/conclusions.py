@@ -1,4 +1,4 @@
-"""From what was measured to what is said: the causes, the fixes in order, and the answer in plain words."""
+"""From measurements to the diagnosis: the verdict over all seeds, the causes, the claims and the fixes in order."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 from lightning_norms.reports.diagnosis.claims import claims
-from lightning_norms.reports.diagnosis.data import (
-    AS_GIVEN,
-    Diagnosis,
-    Facts,
-    Fix,
-    Look,
-    Trial,
-    Verdict,
-)
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Facts, Fix, Look, Trial, Verdict
 from lightning_norms.reports.diagnosis.mechanisms import mechanisms
 from lightning_norms.reports.diagnosis.summary import summarize
-from lightning_norms.reports.diagnosis.verdicts import settled
+from lightning_norms.reports.diagnosis.verdicts import settle
 
 SEVERITY = (
     Verdict.NON_FINITE,
@@ -28,7 +20,7 @@ SEVERITY = (
     Verdict.UNDECIDED,
     Verdict.TRAINS,
 )
-"""Worst first: over several seeds the worst is the verdict."""
+"""Worst first: the verdict over several seeds is the worst one."""
 
 
 def conclude(
@@ -39,43 +31,42 @@ def conclude(
     rescaled_look: Look | None = None,
     shallow_look: Look | None = None,
 ) -> Diagnosis:
-    """The whole diagnosis.
+    """Assemble the diagnosis.
 
     Args:
         facts: the run as configured.
-        look: what was measured at the start.
+        look: measurements at the first step.
         trials: all trials of all seeds; those named ``AS_GIVEN`` are the configuration itself. May be empty.
         notes: what was left out, and why.
-        rescaled_look: the look after the residual rescale.
-        shallow_look: the look at fewer blocks.
+        rescaled_look: measurements after the residual rescale.
+        shallow_look: measurements with fewer blocks.
     """
-    trials = [settled(each, _beside(each, trials), look.constant_loss) for each in trials]
-    found = Diagnosis(
-        facts,
-        look,
-        overall(trials) if facts.trainable else Verdict.STALLS,
-        tuple(trials),
-        mechanisms(facts, look, trials),
-        rank(trials),
-        claims(look, trials, rescaled_look, shallow_look),
-        rescaled_look,
-        shallow_look,
-        tuple(notes),
+    trials = [settle(trial, _comparable(trial, trials), look.constant_loss) for trial in trials]
+    diagnosis = Diagnosis(
+        facts=facts,
+        look=look,
+        verdict=overall(trials) if facts.trainable else Verdict.STALLS,
+        trials=tuple(trials),
+        causes=mechanisms(facts, look, trials),
+        fixes=rank(trials),
+        claims=claims(look, trials, rescaled_look, shallow_look),
+        rescaled_look=rescaled_look,
+        shallow_look=shallow_look,
+        notes=tuple(notes),
     )
-    return replace(found, summary=summarize(found))
+    return replace(diagnosis, summary=summarize(diagnosis))
 
 
 def overall(trials: Iterable[Trial]) -> Verdict:
-    """The worst verdict of the configuration as given over all seeds; undecided if it was not tried."""
-    seen = [trial.verdict for trial in trials if trial.name == AS_GIVEN]
-    return min(seen, key=SEVERITY.index, default=Verdict.UNDECIDED)
+    """Return the worst verdict of the configuration as given over all seeds; undecided if it was not tried."""
+    verdicts = [trial.verdict for trial in trials if trial.name == AS_GIVEN]
+    return min(verdicts, key=SEVERITY.index, default=Verdict.UNDECIDED)
 
 
 def rank(trials: Sequence[Trial]) -> tuple[Fix, ...]:
-    """Every change that was tried, the best first.
+    """Summarize every change that was tried, the best first.
 
-    What trains on every seed stands before what does not; then changes that keep the architecture; then the lower end
-    loss.
+    Changes that train on every seed come first; among them, those that keep the architecture; then the lowest end loss.
     """
     base = {trial.seed: trial for trial in trials if trial.name == AS_GIVEN}
     by_name: dict[str, list[Trial]] = {}
@@ -86,9 +77,9 @@ def rank(trials: Sequence[Trial]) -> tuple[Fix, ...]:
     return tuple(sorted(fixes, key=_order))
 
 
-def _beside(trial: Trial, trials: Iterable[Trial]) -> list[Trial]:
-    """The other trials of its seed on the same architecture."""
-    return [each for each in trials if each is not trial and each.seed == trial.seed and each.keeps_model]
+def _comparable(trial: Trial, trials: Iterable[Trial]) -> list[Trial]:
+    """The other trials of the same seed on the same architecture."""
+    return [other for other in trials if other is not trial and other.seed == trial.seed and other.keeps_model]
 
 
 def _fix(group: Sequence[Trial], base: dict[int, Trial]) -> Fix:
@@ -96,7 +87,7 @@ def _fix(group: Sequence[Trial], base: dict[int, Trial]) -> Fix:
         reference.end_loss - trial.end_loss
         for trial in group
         if trial.end_loss is not None
-        and not trial.stopped_early  # fewer steps: no end that could be compared
+        and not trial.stopped_early  # after fewer steps the end losses are not comparable
         and (reference := base.get(trial.seed)) is not None
         and reference.end_loss is not None
         and not reference.stopped_early

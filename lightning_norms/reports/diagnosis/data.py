@@ -1,17 +1,18 @@
-"""What ``diagnose`` found, as frozen plain data: one page of facts that JSON holds without loss.
+"""The result of ``diagnose`` as frozen plain data, which JSON stores without loss.
 
 ::
 
     Diagnosis
       facts     the run as it was configured
-      look      measured before and at the first update: sizes by depth, growth per block, flags
+      look      measurements before and at the first update: sizes by depth, growth per block, flags
       trials    short runs, as given and with one change each: losses, gradient by depth, events, verdict
-      verdict   of the configuration as given; causes, fixes (best first) and popular claims, each with its numbers
+      verdict   how the configuration as given ends; causes, fixes (best first) and popular claims, with their numbers
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -34,35 +35,35 @@ class Verdict(str, Enum):
     UNDECIDED = "undecided"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """The run as it was configured."""
 
     module: str
     parameters: int
     trainable: int
-    blocks: dict[str, int]
+    blocks: dict[str, int] = field(default_factory=dict)
     """Label of each stack of blocks -> number of blocks, L; the label of a single stack is empty."""
-    optimizer: str
-    learning_rate: float
-    """Of the first parameter group, before scheduler and warmup."""
-    beta2: float | None
-    scheduler: str | None
-    warmup_steps: int | None
-    """Of the ``Warmup`` callback in the configuration; None without one."""
-    total_steps: int | None
-    precision: str
-    ranks: int
-    accumulate: int
-    manual: bool
-    """Manual optimization."""
-    callbacks: tuple[str, ...]
-    """Part of the configuration as given: they ran in every trial."""
-    left_out: tuple[str, ...]
-    """Callbacks that were left out: monitors, checkpoints, and whatever rescues a run."""
+    optimizer: str = "none"
+    learning_rate: float = math.nan
+    """Learning rate of the first parameter group, before scheduler and warmup."""
+    beta2: float | None = None
+    scheduler: str | None = None
+    warmup_steps: int | None = None
+    """Length of the configuration's ``Warmup`` callback; None without one."""
+    total_steps: int | None = None
+    precision: str = ""
+    ranks: int = 1
+    accumulate: int = 1
+    manual: bool = False
+    """Whether the module uses manual optimization."""
+    callbacks: tuple[str, ...] = ()
+    """Callbacks of the configuration that ran in every trial."""
+    left_out: tuple[str, ...] = ()
+    """Callbacks that did not run: monitors, checkpoints, and everything that rescues a run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DepthProfile:
     """One quantity by depth at one moment, lowest depth first."""
 
@@ -75,64 +76,64 @@ class DepthProfile:
     values: tuple[float, ...]
 
     def of_blocks(self) -> dict[str, tuple[float, ...]]:
-        """Values of the blocks of each stack, lowest first; the key is what stands before ``block_``."""
+        """Values of the blocks of each stack, lowest first; the key is the prefix before ``block_``."""
         rows = Profile(self.groups, (0,), tuple((value,) for value in self.values)).stacks()
         return {label: tuple(self.values[i] for i in indices) for label, indices in rows.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Growth:
-    """By how much a quantity grows from one block to the next: exp(slope of its logarithm), with its interval."""
+    """Factor by which a quantity grows from one block to the next: exp(slope of its logarithm), with its interval."""
 
     name: str
-    """Of the :class:`DepthProfile`."""
+    """Name of the :class:`DepthProfile`."""
     stack: str
     blocks: int
     factor: float
     low: float
     high: float
-    """95 % confidence interval of ``factor``."""
+    """``low`` to ``high`` is the 95 % confidence interval of ``factor``."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Something seen in the model or its configuration that matters by itself, in one sentence with its numbers."""
+    """A notable property of the model or its configuration, in one sentence with its numbers."""
 
     name: str
     sentence: str
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was measured at the start: before the first update, and what that update did."""
+    """Measurements before the first update, and what that update changed."""
 
-    first_loss: float | None
-    classes: int | None
-    """V, columns of the logits."""
-    uniform_loss: float | None
-    """ln V, nats: the loss of a model that knows nothing."""
-    constant_loss: float | None
-    """Loss of the best constant prediction for the labels seen: a dead run falls to it and stays."""
-    labels: int
-    """Number of labels behind ``constant_loss``; 0 if it is exact (the data told it) or unknown."""
-    logits_rms: float | None
-    logit_change: float | None
-    """RMS change of the logits of the same batch by the first update."""
+    first_loss: float | None = None
+    classes: int | None = None
+    """V, the number of columns of the logits."""
+    uniform_loss: float | None = None
+    """ln V, nats: the loss of uniform predictions."""
+    constant_loss: float | None = None
+    """Loss of the best constant prediction for these labels: a dead run falls to it and stays there."""
+    labels: int = 0
+    """Number of labels behind ``constant_loss``; 0 if it is exact (provided by the data module) or unknown."""
+    logits_rms: float | None = None
+    logit_change: float | None = None
+    """RMS by which the first update changes the logits of its own batch."""
     post_norm: bool | None = None
-    """Whether the stream leaves every block through a norm (its RMS is the same at every position)."""
+    """Whether every block ends in a norm (the RMS of its output is the same at every position)."""
     profiles: tuple[DepthProfile, ...] = ()
     growths: tuple[Growth, ...] = ()
     flags: tuple[Flag, ...] = ()
 
     def profile(self, name: str) -> DepthProfile | None:
-        """The profile of that name, if it was measured."""
-        return next((each for each in self.profiles if each.name == name), None)
+        """Return the profile called ``name``, or None if it was not measured."""
+        return next((profile for profile in self.profiles if profile.name == name), None)
 
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """What a rule of ``detection`` said of a step."""
+    """A finding of one of the rules in :mod:`lightning_norms.rescue.rules`."""
 
     step: int
     cause: str
@@ -141,53 +142,55 @@ class TrialEvent:
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One short run on the same batches from the same weights."""
+    """One short run; all trials of a seed start from the same weights and see the same batches."""
 
     name: str
-    change: str
-    """In words; empty for the run as given."""
-    patch: dict[str, Any]
-    """The change as a fragment of the YAML file, for the run that is meant (not for the short trial)."""
+    change: str = ""
+    """The change in words; empty for the run as given."""
+    patch: dict[str, Any] = field(default_factory=dict)
+    """The change as a fragment of YAML, sized for the whole run (not for the short trial)."""
     seed: int
     planned_steps: int
     keeps_model: bool = True
-    """False if the change is another architecture (a placement)."""
+    """False if the change is another architecture, such as another placement."""
     losses: tuple[float, ...] = ()
-    """Training loss of every optimizer step, nats; NaN where a step had none."""
+    """Training loss of every optimizer step in nats; NaN for a step without one."""
     excess: tuple[float, ...] = ()
-    """Loss less that of the best constant prediction on the same labels: without the noise of the batches."""
+    """Loss minus that of the best constant prediction on the same labels, which cancels the noise of the batches."""
     grad_norms: tuple[float, ...] = ()
     """L2 norm of the whole gradient, before clipping."""
     learning_rates: tuple[float, ...] = ()
-    """Used by the first parameter group."""
+    """Effective learning rates of the first parameter group."""
     gradients: Profile = field(default_factory=lambda: Profile((), (), ()))
     """Gradient norm of every block at the recorded steps."""
     events: tuple[TrialEvent, ...] = ()
-    """First step of each incident."""
+    """The first step of each incident."""
     stalled_steps: int = 0
-    """How many of the last steps, in a row, the stall rule held for."""
+    """Number of consecutive steps, up to the last one, for which the stall rule held."""
     end_loss: float | None = None
-    """Median of the last ten steps."""
+    """Median loss of the last ten steps."""
     verdict: Verdict = Verdict.UNDECIDED
     reason: str = ""
-    """Why this verdict, in one sentence with its numbers."""
+    """The sentence behind the verdict, with its numbers."""
+    plateau: bool = False
+    """Whether the loss is flat at that of a constant prediction, which alone may be a plateau or a dead run."""
     stopped_early: bool = False
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A mechanism at work, in one sentence with the numbers that it rests on."""
+    """A mechanism at work, in one sentence with the numbers behind it."""
 
     name: str
     sentence: str
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fix:
-    """A change that was tried, and what it did."""
+    """A change that was tried, and its effect."""
 
     name: str
     change: str
@@ -195,35 +198,34 @@ class Fix:
     trains: bool
     keeps_model: bool
     verdicts: tuple[Verdict, ...]
-    """One a seed."""
+    """One verdict per seed."""
     gain: float | None
-    """End loss as given less end loss with the change, nats, mean over seeds; above 0 is better."""
+    """End loss as given minus end loss with the change, nats, mean over seeds; above 0 is better."""
     spread: float | None
     """Standard deviation of the gain over seeds; None for one seed."""
     end_losses: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A popular sentence, and what this model's numbers say of it."""
+    """A popular statement, checked against the numbers of this model."""
 
     name: str
     popular: str
     holds: bool | None
-    """None: the numbers do not decide it."""
+    """None if the numbers do not decide it."""
     measured: str
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that ``diagnose`` found.
+    """The whole result of ``diagnose``.
 
     Example:
-        >>> facts = Facts("Net", 9, 9, {"": 2}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
-        >>> look = Look(float("nan"), 4, 1.386, None, 0, None, None)
-        >>> found = Diagnosis(facts, look, Verdict.TRAINS, summary=("It trains.",))
-        >>> again = Diagnosis.from_json(found.to_json())
+        >>> facts = Facts(module="Net", parameters=9, trainable=9, learning_rate=1e-3)
+        >>> diagnosis = Diagnosis(facts=facts, look=Look(first_loss=float("nan")), verdict=Verdict.TRAINS)
+        >>> again = Diagnosis.from_json(diagnosis.to_json())
         >>> again.verdict is Verdict.TRAINS, again.facts == facts, again.look.first_loss
         (True, True, nan)
     """
@@ -236,13 +238,13 @@ class Diagnosis:
     fixes: tuple[Fix, ...] = ()
     claims: tuple[Claim, ...] = ()
     rescaled_look: Look | None = None
-    """The same look after the residual rescale, if that was tried."""
+    """Measurements after the residual rescale, if that was tried."""
     shallow_look: Look | None = None
-    """The same look at a quarter of the blocks, if the model can be built so."""
+    """Measurements with a quarter of the blocks, if the model can be rebuilt with fewer."""
     notes: tuple[str, ...] = ()
-    """What was not tried or not measured, and why; one sentence each."""
+    """What was not tried or not measured, and why: one sentence each."""
     summary: tuple[str, ...] = ()
-    """The answer in plain words."""
+    """The answer in plain words, one paragraph each."""
     format: int = FORMAT
 
     @property
@@ -256,15 +258,15 @@ class Diagnosis:
         return next((fix for fix in self.fixes if fix.trains), None)
 
     def to_json(self) -> str:
-        """Strict JSON: a number that is not finite is the string "nan", "inf" or "-inf"."""
+        """Serialize to strict JSON; non-finite numbers become the strings "nan", "inf" and "-inf"."""
         return json.dumps(as_plain(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Diagnosis:
-        """What :meth:`to_json` wrote.
+        """Restore what :meth:`to_json` wrote.
 
         Raises:
-            ValueError: another format than this version writes.
+            ValueError: the text has another format than this version writes.
         """
         data = json.loads(text)
         if data.get("format") != FORMAT:

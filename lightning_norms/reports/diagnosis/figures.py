@@ -107,12 +107,14 @@ def loss_figure(found: Diagnosis, order: Sequence[str]) -> Element | None:
     y = _loss_scale(min([*levels, *known]), max([*firsts, *known, usual]))
     x = FRAME.x(0, max(max(len(trial.losses) for trial in runs) - 1, 1))
     curves = [
-        line(thinned(trial.losses), x, y, _curve_class(trial, order.index(trial.name)))
+        line(thinned(trial.losses), x, y, _curve_class(trial, order.index(trial.name), trial.seed == runs[0].seed))
         for trial in sorted(runs, key=lambda trial: trial.name == AS_GIVEN)  # as given on top
     ]
     marks = [_reference(value, x, y) for value in known]
     names = [_name(name, value, x, y) for name, _, value in lines]
-    meaning = "Training loss by step, nats. " + " ".join(_end_words(trial) for trial in runs if not trial.seed)
+    meaning = "Training loss by step, nats. " + " ".join(
+        _end_words(trial) for trial in runs if trial.seed == runs[0].seed
+    )
     content = (FRAME.axes(x, y, "optimizer step"), marks, curves, names, _end_numbers(runs, order, x, y))
     caption = "Training loss, nats. Solid: trains; dashed: any other verdict. Numbers as in the table of trials."
     if lines:
@@ -150,10 +152,10 @@ def _name(words: str, value: float, x: Scale, y: Scale) -> Element:
     return text(x.start + 4 if left else x.end - 4, height - 4, words, "start" if left else "end", "onplot")
 
 
-def _curve_class(trial: Trial, index: int) -> str:
+def _curve_class(trial: Trial, index: int, is_first: bool) -> str:
     name = "s0 thick" if trial.name == AS_GIVEN else f"s{1 + (index - 1) % COLOURS}"
     dashed = "" if trial.verdict is Verdict.TRAINS else " dashed"
-    return f"line {name}{dashed}{' again' if trial.seed else ''}"
+    return f"line {name}{dashed}{'' if is_first else ' again'}"
 
 
 def _end_numbers(runs: Sequence[Trial], order: Sequence[str], x: Scale, y: Scale) -> Iterator[Element]:
@@ -161,7 +163,7 @@ def _end_numbers(runs: Sequence[Trial], order: Sequence[str], x: Scale, y: Scale
     ends = []
     for trial in runs:
         finite = [(i, loss) for i, loss in enumerate(trial.losses) if math.isfinite(loss)]
-        if trial.seed == min(each.seed for each in runs if each.name == trial.name):
+        if trial.seed == next(each.seed for each in runs if each.name == trial.name):
             ends.append((y(finite[-1][1]), x(finite[-1][0]), order.index(trial.name)))
     used: list[tuple[float, float]] = []
     for height, at, index in sorted(ends):
@@ -174,7 +176,7 @@ def _end_numbers(runs: Sequence[Trial], order: Sequence[str], x: Scale, y: Scale
 def _loss_legend(runs: Sequence[Trial], order: Sequence[str]) -> Element:
     seen = {trial.name: trial for trial in reversed(runs)}
     items = [
-        element("li", _sample(_curve_class(seen[name], i).removeprefix("line ")), f" {i} {name}")
+        element("li", _sample(_curve_class(seen[name], i, True).removeprefix("line ")), f" {i} {name}")
         for i, name in enumerate(order)
         if name in seen
     ]

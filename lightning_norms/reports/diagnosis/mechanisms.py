@@ -1,4 +1,4 @@
-"""Which of the known mechanisms is at work: each rule reads numbers of this model, and says them."""
+"""Which known mechanism is at work: each rule reads numbers of this model and states them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from lightning_norms.reports.console import number
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Cause, Facts, Look, Trial, Verdict
 
 REACHED = 0.03
-"""Share of the strongest block's gradient that the weakest must have at the first step, for it to be reached."""
+"""The gradient reaches every block if the weakest has this share of the largest at the first step."""
 
 
 def mechanisms(facts: Facts, look: Look, trials: Sequence[Trial]) -> tuple[Cause, ...]:
-    """The causes, the weightiest first; empty if the configuration trains and nothing stands out."""
+    """Return the causes, the weightiest first; none if the configuration trains and nothing stands out."""
     if not facts.trainable:
         sentence = f"None of the {facts.parameters:,} parameters is trainable: nothing can be learnt."
         return (Cause("frozen", sentence, {"trainable": 0.0, "parameters": float(facts.parameters)}),)
-    given = next((trial for trial in trials if trial.name == AS_GIVEN), None)
-    found = list(_large_logits(look))
-    if given is not None and given.verdict is not Verdict.TRAINS:
-        found = [*_how_it_fails(given), *_what_decides(trials), *found, *_rescued(facts)]
-    return tuple(found)
+    baseline = next((trial for trial in trials if trial.name == AS_GIVEN), None)
+    causes = list(_large_logits(look))
+    if baseline is not None and baseline.verdict is not Verdict.TRAINS:
+        causes = [*_failure(baseline), *_decisive_changes(trials), *causes]
+        if "LRFallback" in facts.left_out:
+            sentence = "LRFallback was left out: it may be all that keeps this run alive."
+            causes.append(Cause("kept alive by LRFallback", sentence))
+    return tuple(causes)
 
 
 def bottom_over_top(trial: Trial, column: int) -> float | None:
-    """Gradient norm of the lowest block over that of the highest, of the first stack, at a recorded step."""
+    """Gradient norm of the lowest block of the first stack over that of its highest, at a recorded step."""
     rows = next(iter(trial.gradients.stacks().values()), ())
     if len(rows) < 2 or not trial.gradients.steps:
         return None
@@ -33,7 +36,7 @@ def bottom_over_top(trial: Trial, column: int) -> float | None:
 
 
 def weakest_share(trial: Trial, column: int) -> tuple[float, str] | None:
-    """The least gradient of a block over the largest of its stack, and which block."""
+    """The smallest gradient of a block over the largest of its stack, and the name of that block."""
     shares = []
     for rows in trial.gradients.stacks().values():
         largest = max(trial.gradients.values[row][column] for row in rows)
@@ -42,58 +45,53 @@ def weakest_share(trial: Trial, column: int) -> tuple[float, str] | None:
     return min(shares, default=None)
 
 
-def _how_it_fails(given: Trial) -> Iterator[Cause]:
-    if given.verdict is Verdict.STALLS:
-        yield from _stall(given)
-    else:
-        name = {Verdict.UNDECIDED: "undecided"}.get(given.verdict, given.verdict.value)
-        yield Cause(name, f"As given, {given.reason}.", dict(given.events[0].evidence) if given.events else {})
-
-
-def _stall(given: Trial) -> Iterator[Cause]:
-    first, last = weakest_share(given, 0), weakest_share(given, -1)
-    named = next((event.step for event in given.events if event.cause == "stall"), None)
+def _failure(baseline: Trial) -> Iterator[Cause]:
+    if baseline.verdict is not Verdict.STALLS:
+        evidence = dict(baseline.events[0].evidence) if baseline.events else {}
+        yield Cause(baseline.verdict.value, f"As given, {baseline.reason}.", evidence)
+        return
+    first, last = weakest_share(baseline, 0), weakest_share(baseline, -1)
+    named = next((event.step for event in baseline.events if event.cause == "stall"), None)
     if first is None or last is None or named is None:
         return
     evidence = {"share_first": first[0], "share_last": last[0], "named_at": float(named)}
-    steps = given.gradients.steps
+    end = f"at step {baseline.gradients.steps[-1]}"
     if first[0] >= REACHED:
         yield Cause(
             "cut off by the updates",
             f"At the first step the gradient reaches every block: the weakest, {first[1]}, gets {number(first[0])} of "
-            f"the largest. By step {named} depths have lost it, and at step {steps[-1]} {last[1]} gets "
-            f"{number(last[0])}: nothing has vanished at init, the first updates cut these depths off.",
+            f"the largest. By step {named} some blocks have lost it, and {end} {last[1]} gets {number(last[0])}: "
+            "nothing vanishes at init, the first updates cut these blocks off.",
             evidence,
         )
     else:
         yield Cause(
             "no gradient from the start",
             f"Already at the first step {first[1]} gets only {number(first[0])} of the largest block's gradient, and "
-            f"{number(last[0])} at step {steps[-1]}: it is cut off by the init, before any update.",
+            f"{number(last[0])} {end}: the init cuts it off, before any update.",
             evidence,
         )
 
 
-def _what_decides(trials: Sequence[Trial]) -> Iterator[Cause]:
-    """What the counterfactuals say: the change that makes the difference is the cause."""
-    trains = _by_change(trials)
-    rates = {name: trains[name] for name in ("lr/3", "lr/10") if name in trains}
-    small = {name: trains[name] for name in ("rescale", "DeepNorm-style init") if name in trains}
-    if any(rates.values()):
-        first = next(name for name, alive in rates.items() if alive)
-        yield Cause("learning rate", f"The learning rate is too high for this start: {_compare(trials, first)}.")
+def _decisive_changes(trials: Sequence[Trial]) -> Iterator[Cause]:
+    """A change that makes the run train points to the cause."""
+    trains: dict[str, bool] = {}
+    for trial in trials:
+        if trial.name != AS_GIVEN:
+            trains[trial.name] = trains.get(trial.name, True) and trial.verdict is Verdict.TRAINS
+    rate = next((name for name in ("lr/3", "lr/10") if trains.get(name)), None)
+    if rate is not None:
+        yield Cause("learning rate", f"The learning rate is too high for this start: {_compare(trials, rate)}.")
     if trains.get("warmup"):
         yield Cause("no warmup", f"The start is too fast: {_compare(trials, 'warmup')}.")
-    for name, alive in small.items():
-        if alive:
+    for name in ("rescale", "DeepNorm-style init"):
+        if trains.get(name):
             yield Cause("large branches", f"The residual branches start too large: {_compare(trials, name)}.")
     both = "warmup + rescale"
     if trains.get(both) and not trains.get("warmup") and not trains.get("rescale"):
-        yield Cause(
-            "large branches and a cold start",
-            f"Two things at once: {_compare(trials, both)}, but neither alone (warmup: {_verdict(trials, 'warmup')}; "
-            f"rescale: {_verdict(trials, 'rescale')}).",
-        )
+        alone = "; ".join(f"{name}: {_verdict(trials, name)}" for name in ("warmup", "rescale"))
+        sentence = f"Two things at once: {_compare(trials, both)}, but neither alone ({alone})."
+        yield Cause("large branches and a cold start", sentence)
     if trains and not any(trains.values()):
         yield Cause("not found", f"None of the {len(trains)} changes that were tried makes it train.")
 
@@ -104,36 +102,18 @@ def _large_logits(look: Look) -> Iterator[Cause]:
     if look.first_loss > 1.5 * look.uniform_loss and look.first_loss > look.uniform_loss + 1:
         yield Cause(
             "large logits",
-            f"The first loss is {number(look.first_loss)}, but knowing nothing costs only ln {look.classes} = "
+            f"The first loss is {number(look.first_loss)}, but uniform predictions cost only ln {look.classes} = "
             f"{look.uniform_loss:.3f}: the logits start with RMS {number(look.logits_rms)}, so the head (or the stream "
             "that it reads) starts too large.",
             {"first_loss": look.first_loss, "uniform_loss": look.uniform_loss, "logits_rms": look.logits_rms},
         )
 
 
-def _rescued(facts: Facts) -> Iterator[Cause]:
-    if "LRFallback" in facts.left_out:
-        yield Cause("kept alive by LRFallback", "LRFallback was left out: only with it may this run stay alive.")
-
-
-def _by_change(trials: Sequence[Trial]) -> dict[str, bool]:
-    """Change -> whether it trains on every seed."""
-    found: dict[str, bool] = {}
-    for trial in trials:
-        if trial.name != AS_GIVEN:
-            found[trial.name] = found.get(trial.name, True) and trial.verdict is Verdict.TRAINS
-    return found
-
-
 def _compare(trials: Sequence[Trial], name: str) -> str:
-    trial = next(each for each in trials if each.name == name)
-    given = next(each for each in trials if each.name == AS_GIVEN)
-    ends = (
-        ""
-        if trial.end_loss is None or given.end_loss is None
-        else (f" (end loss {trial.end_loss:.3f} against {given.end_loss:.3f})")
-    )
-    return f"with {name} it trains{ends}"
+    ends = [next(trial.end_loss for trial in trials if trial.name == kind) for kind in (name, AS_GIVEN)]
+    if ends[0] is None or ends[1] is None:
+        return f"with {name} it trains"
+    return f"with {name} it trains (end loss {ends[0]:.3f} against {ends[1]:.3f})"
 
 
 def _verdict(trials: Sequence[Trial], name: str) -> str:

@@ -44,8 +44,8 @@ def diagnosis_page(found: Diagnosis) -> str:
 
     Example:
         >>> from lightning_norms.reports.diagnosis.data import Look, Verdict
-        >>> facts = Facts("Net", 9, 9, {"": 2}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
-        >>> page = diagnosis_page(Diagnosis(facts, Look(1.5, 4, 1.386, None, 0, None, None), Verdict.UNDECIDED))
+        >>> facts = Facts(module="Net", parameters=9, trainable=9)
+        >>> page = diagnosis_page(Diagnosis(facts=facts, look=Look(first_loss=1.5), verdict=Verdict.UNDECIDED))
         >>> "Only the first step was looked at" in page, "://" in page
         (True, False)
     """

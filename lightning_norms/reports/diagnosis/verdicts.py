@@ -1,207 +1,220 @@
-"""How a short run ended: pure rules from its losses, its gradient by depth and what was flagged, to one word.
+"""How a short run ended: a table of rules from its losses, its gradient by depth and its events to one word.
 
-::
-
-    any NaN or infinity                                             non-finite
-    the loss went back up and stayed                                diverges
-    depths without a gradient at the end, and nothing learnt        stalls silently
-    flat at the loss of a constant prediction                       undecided; after a spike: spikes; and if another
-                                                                    trial has learnt from the same batches: stalls
-    spikes at three times, or one that it did not come back from    spikes
-    the loss fell, and no depth lost its gradient                   trains
-    none of these                                                   undecided
-
-A run is told dead by its gradient and its loss together: at step 75 a dead post-norm run has the same loss as a healthy
-one, and a healthy run may have a depth that is weak for some steps. What was learnt is judged step by step against the
-best constant prediction on the very labels of that step, which takes the noise of the batches out.
+A dead run is recognised by its gradient and its loss together: at step 75 a dead post-norm run has the same loss as a
+healthy one, and in a healthy run a block may be weak for some steps. Progress is measured step by step against the best
+constant prediction on the labels of that very step, which cancels the noise of the batches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 
 from lightning_norms.reports.diagnosis.data import Trial, Verdict
 
 TAIL = 10
-"""Steps that the end loss is the median of."""
+"""The end loss is the median of this many steps."""
 STALLED_FOR = 10
-"""Steps in a row that the stall rule must hold for at the end."""
+"""Consecutive steps for which the stall rule must hold at the end."""
 MARGIN = 0.01
-"""Share of the constant prediction's loss by which a run must be below it to have learnt more than a constant."""
+"""A run has learnt once it is below the loss of a constant prediction by this share of it."""
 NEAR = 0.1
-"""Share of the way from knowing nothing to a constant prediction within which a run counts as having arrived."""
+"""A run has arrived at the constant prediction within this share of the way from uniform predictions to it."""
 
 
-PLATEAU = ", which may be a plateau"
-
-
-def level(losses: Sequence[float], steps: int = TAIL) -> float | None:
+def level(losses: Sequence[float]) -> float | None:
     """Median of the last finite losses; None if there are none.
 
     Example:
         >>> level([5.0, float("nan"), 3.0, 2.0])
         3.0
     """
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return median(finite[-steps:]) if finite else None
+    tail = _tail(losses)
+    return median(tail) if tail else None
 
 
 def has_learnt(excess: Sequence[float], constant_loss: float | None) -> bool:
-    """Whether the end is clearly below the best constant prediction on the same labels; False if that is not known.
+    """Whether the end is clearly below the best constant prediction on the same labels; False if that is unknown.
 
     Example:
         >>> has_learnt([-0.1] * 20, 3.17), has_learnt([-0.01] * 20, 3.17), has_learnt([], None)
         (True, False, False)
     """
-    mean, error = _end(excess)
-    return constant_loss is not None and mean is not None and mean < -max(MARGIN * abs(constant_loss), 3 * error)
+    tail = _tail(excess)
+    if constant_loss is None or not tail:
+        return False
+    return fmean(tail) < -max(MARGIN * abs(constant_loss), 3 * _standard_error(tail))
 
 
 def is_dead(excess: Sequence[float], stalled_steps: int, constant_loss: float | None) -> bool:
-    """Whether depths have had no gradient for so long, and so little was learnt, that more steps change nothing."""
+    """Whether blocks have received no gradient for so long, with nothing learnt, that more steps change nothing."""
     return stalled_steps >= STALLED_FOR and not has_learnt(excess, constant_loss)
 
 
-def has_arrived(excess: Sequence[float], way: float, constant_loss: float | None) -> bool:
-    """Whether a run sits at the constant prediction and no longer falls: its last third is flat, and near it.
+def has_arrived(excess: Sequence[float], distance: float, constant_loss: float | None) -> bool:
+    """Whether a run sits at the constant prediction: its last third is near it and no longer falls.
 
     Args:
-        excess: by step.
-        way: nats from knowing nothing to the constant prediction.
-        constant_loss: of the constant prediction.
+        excess: loss minus that of the constant prediction, by step.
+        distance: nats from uniform predictions to the constant prediction.
+        constant_loss: loss of the constant prediction.
     """
     third = [value for value in excess if math.isfinite(value)][-max(1, len(excess) // 3) :]
     if len(third) < 2 * TAIL or constant_loss is None or has_learnt(excess, constant_loss):
         return False
     early, late = third[: len(third) // 2], third[len(third) // 2 :]
-    error = math.hypot(pstdev(early) / math.sqrt(len(early)), pstdev(late) / math.sqrt(len(late)))
+    error = math.hypot(_standard_error(early), _standard_error(late))
     falls = fmean(early) - fmean(late) > max(2 * error, 0.1 * MARGIN * abs(constant_loss))
-    return abs(fmean(late)) < NEAR * max(way, 0.0) and not falls
+    return abs(fmean(late)) < NEAR * max(distance, 0.0) and not falls
 
 
-def judge(trial: Trial, constant_loss: float | None = None, uniform_loss: float | None = None) -> tuple[Verdict, str]:
-    """The verdict on a trial, and why.
+def judge(trial: Trial, constant_loss: float | None = None, uniform_loss: float | None = None) -> Trial:
+    """Give a trial the verdict of the first rule in :data:`RULES` that applies.
 
     Args:
-        trial: with its losses, events and ``stalled_steps``; its own verdict is not read.
-        constant_loss: of the best constant prediction, nats; None if the labels are not known.
-        uniform_loss: of a model that knows nothing, ln V; a run that starts above it has that much less to show.
+        trial: a short run; reads its losses, events and ``stalled_steps``.
+        constant_loss: loss of the best constant prediction, nats; None if the labels are unknown.
+        uniform_loss: loss of uniform predictions, ln V; progress is counted from there for a run that starts above it.
 
     Example:
         >>> losses = (5.0,) * 5 + (3.2,) * 25
         >>> excess = tuple(loss - 3.1 for loss in losses)
-        >>> judge(Trial("as given", "", {}, 0, 30, losses=losses, excess=excess, stalled_steps=20), 3.1)
-        (<Verdict.STALLS: 'stalls silently'>, 'depths without a gradient for the last 20 steps, at loss 3.2: ...')
+        >>> trial = Trial(name="as given", seed=0, planned_steps=30, losses=losses, excess=excess, stalled_steps=20)
+        >>> judge(trial, 3.1).verdict
+        <Verdict.STALLS: 'stalls silently'>
     """
-    end, first = level(trial.losses), _first(trial.losses)
-    bad = next((event for event in trial.events if event.cause == "non_finite"), None)
-    if bad is not None:
-        return Verdict.NON_FINITE, f"step {bad.step}: {bad.message}"
-    if end is None or first is None:
-        return Verdict.UNDECIDED, "no loss was seen"
-    if is_dead(trial.excess, trial.stalled_steps, constant_loss):
-        return Verdict.STALLS, _stalled(trial, end, constant_loss)
-    lowest = _lowest(trial.losses)
-    diverged = next((event for event in trial.events if event.cause == "divergence"), None)
-    rise = end - min(lowest, first)
-    if rise > max(0.5 * (first - lowest), 0.1 * abs(lowest), 4 * _noise(trial.losses)):
-        since = f"since step {diverged.step} " if diverged is not None else ""
-        return Verdict.DIVERGES, f"{since}the loss is at {end:.4g}, up from {min(lowest, first):.4g}, its lowest level"
-    return _without_a_rise(trial, first, end, constant_loss, uniform_loss)
+    run = Run(trial, constant_loss, uniform_loss)
+    rule = next(rule for rule in RULES if rule.applies(run))
+    return replace(trial, verdict=rule.verdict, reason=rule.reason.format(run=run), plateau=rule.plateau)
 
 
-def _without_a_rise(
-    trial: Trial, first: float, end: float, constant_loss: float | None, uniform_loss: float | None
-) -> tuple[Verdict, str]:
-    """The rest of the ladder, for a run that ended finite, alive and not above where it had been."""
-    spikes = [event for event in trial.events if event.cause == "spike"]
-    if len(spikes) >= 3 and not has_learnt(trial.excess, constant_loss):
-        steps = ", ".join(str(event.step) for event in spikes[:4])
-        return Verdict.SPIKES, f"{len(spikes)} spikes (steps {steps}), and the loss is at {end:.4g}"
-    fall = first - end
-    if fall <= max(0.02 * abs(first), 2 * _noise(trial.losses)):
-        how = "did not come down" if fall <= 0 else "hardly moved"
-        return Verdict.UNDECIDED, f"the loss {how} in {len(trial.losses)} steps: {first:.4g} to {end:.4g}"
-    if trial.stalled_steps and not has_learnt(trial.excess, constant_loss):
-        last = trial.stalled_steps
-        return Verdict.UNDECIDED, f"depths without a gradient for the last {last} steps only, at loss {end:.4g}"
-    start = first if uniform_loss is None else min(first, uniform_loss)
-    if constant_loss is not None and has_arrived(trial.excess, start - constant_loss, constant_loss):
-        text = (
-            f"the loss no longer falls: it is at {end:.4g}, {_beside(trial)} a constant prediction of the same labels"
-        )
-        if spikes:
-            return Verdict.SPIKES, f"after a spike at step {spikes[0].step} {text}"
-        return Verdict.UNDECIDED, text + PLATEAU
-    if constant_loss is not None and end > constant_loss + 0.3 * max(0.0, start - constant_loss):
-        return (
-            Verdict.UNDECIDED,
-            f"the loss fell from {first:.4g} to {end:.4g}, still above {constant_loss:.4g}, that of a constant "
-            f"prediction, after {len(trial.losses)} steps",
-        )
-    return Verdict.TRAINS, f"the loss fell from {first:.4g} to {end:.4g}{_depths(trial)}"
+def settle(trial: Trial, others: Sequence[Trial], constant_loss: float | None) -> Trial:
+    """Turn a plateau at the constant prediction into a stall if another trial has learnt from the same batches.
 
-
-def _stalled(trial: Trial, end: float, constant_loss: float | None) -> str:
-    text = f"depths without a gradient for the last {trial.stalled_steps} steps, at loss {end:.4g}"
-    if constant_loss is None:
-        return text
-    return f"{text}: {end - constant_loss:+.2g} from that of a constant prediction, {constant_loss:.4g}"
-
-
-def _depths(trial: Trial) -> str:
-    if trial.stalled_steps:
-        return f", but some depths had no gradient in the last {trial.stalled_steps} steps: the others learn alone"
-    return ", and every depth kept its gradient" if trial.gradients.groups else ""
-
-
-def _end(excess: Sequence[float]) -> tuple[float | None, float]:
-    """Mean of the last steps, and its standard error."""
-    tail = [value for value in excess if math.isfinite(value)][-TAIL:]
-    if not tail:
-        return None, 0.0
-    return fmean(tail), pstdev(tail) / math.sqrt(len(tail))
-
-
-def settled(trial: Trial, others: Sequence[Trial], constant_loss: float | None) -> Trial:
-    """A run that is flat at the constant prediction is dead if another one has learnt from the same batches.
-
-    Alone it cannot be told from a plateau, which many tasks have there.
+    Alone, a flat run cannot be told from a plateau, which many tasks have at this loss.
 
     Args:
-        trial: as it was judged.
-        others: of the same seed, that keep the architecture.
-        constant_loss: of the constant prediction.
+        trial: a trial with its verdict.
+        others: the other trials of the same seed that keep the architecture.
+        constant_loss: loss of the constant prediction.
     """
-    flat = trial.verdict is Verdict.UNDECIDED and trial.reason.endswith(PLATEAU)
-    better = [each for each in others if not each.stopped_early and has_learnt(each.excess, constant_loss)]
-    if not flat or not better:
+    better = [other for other in others if not other.stopped_early and has_learnt(other.excess, constant_loss)]
+    if not trial.plateau or not better:
         return trial
-    best = min(better, key=lambda each: fmean(each.excess[-TAIL:]))
-    reason = (
-        trial.reason.removesuffix(PLATEAU) + f", while {best.name} has come to {_beside(best)} it on the same batches"
-    )
-    return replace(trial, verdict=Verdict.STALLS, reason=reason)
+    runs = {other.name: Run(other, constant_loss) for other in better}
+    best = min(runs, key=lambda name: runs[name].end_excess)
+    flat = FLAT.format(run=Run(trial, constant_loss))
+    reason = f"{flat}, while {best} came {-runs[best].end_excess:.2g} below it on the same batches"
+    return replace(trial, verdict=Verdict.STALLS, reason=reason, plateau=False)
 
 
-def _beside(trial: Trial) -> str:
-    return f"{fmean(trial.excess[-TAIL:]):+.2g} from"
+class Run:
+    """The numbers of a trial that the rules read; NaN where there is no loss."""
+
+    def __init__(self, trial: Trial, constant_loss: float | None, uniform_loss: float | None = None) -> None:
+        finite = [loss for loss in trial.losses if math.isfinite(loss)]
+        losses = finite or [math.nan]
+        self.trial, self.steps, self.constant = trial, len(trial.losses), constant_loss
+        self.has_loss, self.stalled = bool(finite), trial.stalled_steps
+        self.stalled_for = "the last step" if self.stalled == 1 else f"the last {self.stalled} steps"
+        self.first, self.end = losses[0], median(losses[-TAIL:])
+        lowest = min(median(losses[i : i + 5]) for i in range(max(1, len(losses) - 4)))
+        self.bottom = min(lowest, self.first)
+        self.end_excess = fmean(_tail(trial.excess) or [math.nan])
+        self.has_learnt = has_learnt(trial.excess, constant_loss)
+        self.is_dead = is_dead(trial.excess, self.stalled, constant_loss)
+        noise = 1.25 * _standard_error(losses[-TAIL:]) if len(losses) > 1 else 0.0
+        self.has_risen = self.end - self.bottom > max(0.5 * (self.first - lowest), 0.1 * abs(lowest), 4 * noise)
+        self.has_fallen = self.first - self.end > max(0.02 * abs(self.first), 2 * noise)
+        start = self.first if uniform_loss is None else min(self.first, uniform_loss)
+        distance = 0.0 if constant_loss is None else start - constant_loss
+        self.is_flat = has_arrived(trial.excess, distance, constant_loss)
+        self.is_far = constant_loss is not None and self.end > constant_loss + 0.3 * max(0.0, distance)
+        self.broken = next((event for event in trial.events if event.cause == "non_finite"), None)
+        diverged = [event.step for event in trial.events if event.cause == "divergence"]
+        self.since = f"from step {diverged[0]} on " if diverged else ""
+        self.spikes = [event.step for event in trial.events if event.cause == "spike"]
+        self.spike_count = len(self.spikes)
+        self.spike_steps = ", ".join(map(str, self.spikes[:4])) + (", ..." if self.spike_count > 4 else "")
 
 
-def _first(losses: Sequence[float]) -> float | None:
-    return next((loss for loss in losses if math.isfinite(loss)), None)
+@dataclass(frozen=True)
+class Rule:
+    """One row of :data:`RULES`."""
+
+    verdict: Verdict
+    applies: Callable[[Run], bool]
+    reason: str
+    """Template of the sentence behind the verdict."""
+    plateau: bool = False
 
 
-def _lowest(losses: Sequence[float]) -> float:
-    """The lowest level: median of five steps in a row."""
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return min(median(finite[i : i + 5]) for i in range(max(1, len(finite) - 4)))
+STALLED = "for {run.stalled_for} some blocks received no gradient"
+FELL = "the loss fell from {run.first:.4g} to {run.end:.4g}"
+FLAT = (
+    "the loss no longer falls: it ends at {run.end:.4g}, like a constant prediction "
+    "({run.end_excess:+.2g} on the same labels)"
+)
+RULES = (
+    Rule(Verdict.NON_FINITE, lambda run: run.broken is not None, "step {run.broken.step}: {run.broken.message}"),
+    Rule(Verdict.UNDECIDED, lambda run: not run.has_loss, "no loss was recorded"),
+    Rule(
+        Verdict.STALLS,
+        lambda run: run.is_dead and run.constant is None,
+        STALLED + "; the loss is {run.end:.4g}",
+    ),
+    Rule(
+        Verdict.STALLS,
+        lambda run: run.is_dead,
+        STALLED + ", and the loss, {run.end:.4g}, is no better than that of a constant prediction, {run.constant:.4g}",
+    ),
+    Rule(
+        Verdict.DIVERGES,
+        lambda run: run.has_risen,
+        "{run.since}the loss rose to {run.end:.4g}, up from its lowest level, {run.bottom:.4g}",
+    ),
+    Rule(
+        Verdict.SPIKES,
+        lambda run: run.spike_count >= 3 and not run.has_learnt,
+        "the loss spiked {run.spike_count} times (steps {run.spike_steps}) and ends at {run.end:.4g}",
+    ),
+    Rule(
+        Verdict.UNDECIDED,
+        lambda run: not run.has_fallen and run.end >= run.first,
+        "the loss did not fall in {run.steps} steps: from {run.first:.4g} to {run.end:.4g}",
+    ),
+    Rule(
+        Verdict.UNDECIDED,
+        lambda run: not run.has_fallen,
+        "the loss hardly moved in {run.steps} steps: from {run.first:.4g} to {run.end:.4g}",
+    ),
+    Rule(
+        Verdict.UNDECIDED,
+        lambda run: run.stalled > 0 and not run.has_learnt,
+        STALLED + ", too few to call it a stall; the loss is {run.end:.4g}",
+    ),
+    Rule(
+        Verdict.SPIKES, lambda run: run.is_flat and run.spike_count > 0, "after a spike at step {run.spikes[0]} " + FLAT
+    ),
+    Rule(Verdict.UNDECIDED, lambda run: run.is_flat, FLAT + ", which may be a plateau", plateau=True),
+    Rule(
+        Verdict.UNDECIDED,
+        lambda run: run.is_far,
+        "after {run.steps} steps the loss, down from {run.first:.4g} to {run.end:.4g}, is still above that of a "
+        "constant prediction, {run.constant:.4g}",
+    ),
+    Rule(Verdict.TRAINS, lambda run: run.stalled > 0, FELL + ", but " + STALLED + ": the others learn alone"),
+    Rule(Verdict.TRAINS, lambda run: bool(run.trial.gradients.groups), FELL + ", and every block kept its gradient"),
+    Rule(Verdict.TRAINS, lambda run: run.has_fallen, FELL),
+)
+"""The verdicts from top to bottom: the first rule that applies decides."""
 
 
-def _noise(losses: Sequence[float]) -> float:
-    """Standard error of the end level, from the scatter of the last steps."""
-    tail = [loss for loss in losses if math.isfinite(loss)][-TAIL:]
-    return 1.25 * pstdev(tail) / math.sqrt(len(tail)) if len(tail) > 1 else 0.0
+def _tail(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)][-TAIL:]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return pstdev(values) / math.sqrt(len(values))

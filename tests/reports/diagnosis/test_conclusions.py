@@ -23,11 +23,22 @@ from lightning_norms.reports.diagnosis.data import (
 )
 from lightning_norms.reports.statistics import growths, per_block, t_quantile
 
-FACTS = Facts("Net", 90, 90, {"": 3}, "AdamW", 1e-3, 0.98, None, None, 300, "32-true", 1, 1, False, (), ())
+FACTS = Facts(
+    module="Net",
+    parameters=90,
+    trainable=90,
+    blocks={"": 3},
+    optimizer="AdamW",
+    learning_rate=1e-3,
+    beta2=0.98,
+    total_steps=300,
+    precision="32-true",
+)
 
 
 def blocks(name, *values):
-    return DepthProfile(name, "1", name, tuple(f"block_{i:02d}" for i in range(len(values))), values)
+    groups = tuple(f"block_{i:02d}" for i in range(len(values)))
+    return DepthProfile(name=name, unit="1", meaning=name, groups=groups, values=values)
 
 
 def look(*profiles, post_norm=True, **changes):
@@ -41,7 +52,8 @@ def trial(name, verdict, end, seed=0, bottom=(1.0, 1.0), **changes):
     events = (TrialEvent(6, "stall", "said"),) if verdict is Verdict.STALLS else ()
     given = {"losses": (6.0, end), "gradients": profile, "events": events, "end_loss": end, "verdict": verdict}
     patch = {"trainer": {"callbacks": [{"class_path": name}]}}
-    return Trial(name, f"change {name}", patch, seed, 80, reason="because", **(given | changes))
+    given |= {"change": f"change {name}", "patch": patch, "reason": "because"}
+    return Trial(name=name, seed=seed, planned_steps=80, **(given | changes))
 
 
 DEAD = trial("as given", Verdict.STALLS, 3.2, bottom=(0.5, 1e-6))
@@ -92,7 +104,7 @@ def test_the_worst_seed_is_the_verdict():
 @pytest.mark.parametrize(
     ("trials", "cause", "words"),
     [
-        ([DEAD], "cut off by the updates", ["0.5 of", "step 6", "1.0e-06", "nothing has vanished at init"]),
+        ([DEAD], "cut off by the updates", ["0.5 of", "step 6", "1.0e-06", "nothing vanishes at init"]),
         ([trial("as given", Verdict.STALLS, 3.2, bottom=(1e-3, 1e-6))], "no gradient from the start", ["1.0e-03"]),
         ([DEAD, trial("lr/10", Verdict.TRAINS, 2.5)], "learning rate", ["lr/10", "2.500 against 3.200"]),
         ([DEAD, trial("warmup", Verdict.TRAINS, 2.5)], "no warmup", ["warmup", "2.500"]),
@@ -209,7 +221,7 @@ def test_json_keeps_everything_and_is_strict():
         FACTS,
         look(
             blocks("stream_rms", 1.0, math.inf, math.nan),
-            growths=(Growth("stream_rms", "", 3, 1.1, 1.0, 1.2),),
+            growths=(Growth(name="stream_rms", stack="", blocks=3, factor=1.1, low=1.0, high=1.2),),
             flags=(Flag("frozen", "half", {"share": 0.5}),),
         ),
         [DEAD, trial("warmup", Verdict.TRAINS, 2.5, seed=1)],

@@ -31,8 +31,9 @@ from lightning_norms.reports.page_style import STYLE
 
 NAN, INF = math.nan, math.inf
 FACTS = Facts(
-    "Net", 4321, 4320, {"": 3}, "AdamW", 3e-3, 0.98, None, 77, 310, "32-true", 2, 5, False, ("EMA",), ("Bar",)
-)
+    module="Net", parameters=4321, trainable=4320, blocks={"": 3}, optimizer="AdamW", learning_rate=3e-3, beta2=0.98,
+    warmup_steps=77, total_steps=310, precision="32-true", ranks=2, accumulate=5, callbacks=("EMA",), left_out=("Bar",),
+)  # fmt: skip
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -83,7 +84,7 @@ class Page(HTMLParser):
 def blocks(name, *values, stack="", before=(), after=()):
     groups = [*before, *(f"{stack}block_{i:02d}" for i in range(len(values))), *after]
     filled = (*(0.125 for _ in before), *values, *(0.25 for _ in after))
-    return DepthProfile(name, "1", f"meaning of {name}", tuple(groups), filled)
+    return DepthProfile(name=name, unit="1", meaning=f"meaning of {name}", groups=tuple(groups), values=filled)
 
 
 def look(*profiles, **changes):
@@ -112,7 +113,7 @@ PROFILES = (
 
 
 def dead(**changes):
-    growth = Growth("stream_gradient", "", 3, 1.2345, 1.1, 1.4)
+    growth = Growth(name="stream_gradient", stack="", blocks=3, factor=1.2345, low=1.1, high=1.4)
     seen = look(*PROFILES, growths=(growth,), flags=(Flag("eps", "the eps is large"),))
     found = conclude(FACTS, seen, (DEAD, FIXED, WORSE), ("placements were not tried",))
     return replace(found, **changes)
@@ -159,9 +160,9 @@ def test_trials_are_numbered_as_their_curves_the_given_one_first():
 
 def test_claims_say_whether_they_hold():
     claims = (
-        Claim("a", "It is so.", True, "1.75"),
-        Claim("b", "Or so.", False, "0.25"),
-        Claim("c", "Or not.", None, "0"),
+        Claim(name="a", popular="It is so.", holds=True, measured="1.75"),
+        Claim(name="b", popular="Or so.", holds=False, measured="0.25"),
+        Claim(name="c", popular="Or not.", holds=None, measured="0"),
     )
     rows = page_of(dead(claims=claims)).table("popular sentence")[1:]
     assert rows == [
@@ -286,11 +287,14 @@ HOSTILE = '</style><script>alert("x")</script>&lt;\'"<img src=x onerror=y>]]>\x0
 def test_hostile_names_are_only_text():
     name = HOSTILE
     trials = (replace(DEAD, reason=name), trial(name, Verdict.TRAINS, (5.0, 2.0), change=name, patch={name: name}))
-    profile = DepthProfile("stream_rms", name, name, (f"{name}block_00", f"{name}block_01"), (1.0, 2.0))
-    flags, growth = (Flag(name, name),), Growth(name, name, 4, 1.0, 1.0, 1.0)
+    groups = (f"{name}block_00", f"{name}block_01")
+    profile = DepthProfile(name="stream_rms", unit=name, meaning=name, groups=groups, values=(1.0, 2.0))
+    flags = (Flag(name, name),)
+    growth = Growth(name=name, stack=name, blocks=4, factor=1.0, low=1.0, high=1.0)
     facts = replace(FACTS, module=name, optimizer=name, scheduler=name, callbacks=(name,), blocks={name: 2})
     found = conclude(facts, look(profile, flags=flags, growths=(growth,)), trials, (name,))
-    text = diagnosis_page(replace(found, claims=(Claim(name, name, None, name),), summary=(name,)))
+    claim = Claim(name=name, popular=name, holds=None, measured=name)
+    text = diagnosis_page(replace(found, claims=(claim,), summary=(name,)))
     page = Page(text)
     assert not {"script", "img"} & set(page.tags)
     assert not any(key.startswith("on") for _, key, _ in page.attributes)
@@ -331,7 +335,9 @@ def test_nothing_helps():
 
 
 def test_no_blocks_shows_the_parts_in_a_table():
-    flat = DepthProfile("parameter_gradient", "1", "m", ("layer_1", "layer_2"), (0.125, 2.5))
+    flat = DepthProfile(
+        name="parameter_gradient", unit="1", meaning="m", groups=("layer_1", "layer_2"), values=(0.125, 2.5)
+    )
     page = page_of(conclude(replace(FACTS, blocks={}), look(flat), (replace(DEAD, gradients=Profile((), (), ())),)))
     assert page.table("part")[1:] == [["layer_1", "0.125"], ["layer_2", "2.5"]]
     assert dict(page.table("fact")[1:])["blocks"] == "none found"
@@ -349,9 +355,8 @@ def test_losses_that_are_not_finite():
 
 
 def test_several_stacks_have_a_line_each_and_their_names():
-    both = DepthProfile(
-        "stream_rms", "1", "rms", ("encoder.block_00", "encoder.block_01", "decoder.block_00"), (1.0, 0.0, INF)
-    )
+    groups = ("encoder.block_00", "encoder.block_01", "decoder.block_00")
+    both = DepthProfile(name="stream_rms", unit="1", meaning="rms", groups=groups, values=(1.0, 0.0, INF))
     page = page_of(conclude(replace(FACTS, blocks={"encoder.": 2, "decoder.": 1}), look(both), ()))
     assert "encoder: 1 in block 0, 0 in block 1." in page.text
     assert "decoder: inf in block 0." in page.text
@@ -360,8 +365,7 @@ def test_several_stacks_have_a_line_each_and_their_names():
 
 
 def test_nothing_at_all():
-    empty = Look(None, None, None, None, 0, None, None)
-    page = page_of(Diagnosis(replace(FACTS, trainable=0), empty, Verdict.STALLS))
+    page = page_of(Diagnosis(facts=replace(FACTS, trainable=0), look=Look(), verdict=Verdict.STALLS))
     assert "No parameter is trainable" in page.text
 
 

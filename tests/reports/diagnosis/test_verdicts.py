@@ -7,7 +7,7 @@ import pytest
 
 from lightning_norms.measuring.depth_history import Profile
 from lightning_norms.reports.diagnosis.data import Trial, TrialEvent, Verdict
-from lightning_norms.reports.diagnosis.verdicts import has_arrived, has_learnt, is_dead, judge, level, settled
+from lightning_norms.reports.diagnosis.verdicts import has_arrived, has_learnt, is_dead, judge, level, settle
 
 NAN = math.nan
 
@@ -17,7 +17,7 @@ def trial(losses, events=(), stalled=0, blocks=(), constant=3.17):
     found = tuple(TrialEvent(step, cause, "said") for step, cause in events)
     excess = () if constant is None else tuple(loss - constant for loss in losses)
     shown = {"losses": tuple(losses), "excess": excess, "gradients": profile, "events": found}
-    return Trial("as given", "", {}, 0, len(losses), stalled_steps=stalled, **shown)
+    return Trial(name="as given", seed=0, planned_steps=len(losses), stalled_steps=stalled, **shown)
 
 
 def falling(start, end, steps=60):
@@ -70,23 +70,40 @@ CASES = [
 
 @pytest.mark.parametrize(("short_run", "constant", "verdict"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
 def test_the_word_for_a_run_whose_end_is_known(short_run, constant, verdict):
-    assert judge(short_run, constant)[0] is verdict
+    assert judge(short_run, constant).verdict is verdict
 
 
 def test_a_start_above_knowing_nothing_does_not_make_the_rest_easy():
     """A broken init starts at 60; 16 is a fall, but no learning where knowing nothing costs 2.4."""
     short_run = trial(falling(60.0, 16.0), constant=2.3)
-    assert judge(short_run, 2.3)[0] is Verdict.TRAINS
-    assert judge(short_run, 2.3, 2.4)[0] is Verdict.UNDECIDED
+    assert judge(short_run, 2.3).verdict is Verdict.TRAINS
+    assert judge(short_run, 2.3, 2.4).verdict is Verdict.UNDECIDED
 
 
 def test_the_reason_says_the_numbers():
-    reason = judge(trial(falling(6.0, 3.2), [(6, "stall")], stalled=54), 3.17)[1]
-    assert "54 steps" in reason
-    assert "3.17" in reason
-    assert "+0.03" in reason
-    assert "every depth kept" in judge(trial(falling(6.0, 2.4), blocks=(1.0, 2.0)), 3.17)[1]
-    assert "the others learn alone" in judge(trial(falling(6.0, 2.4), stalled=54), 3.17)[1]
+    reason = judge(trial(falling(6.0, 3.2), [(6, "stall")], stalled=54), 3.17).reason
+    assert "for the last 54 steps some blocks received no gradient" in reason
+    assert "3.203, is no better than that of a constant prediction, 3.17" in reason
+    assert "every block kept" in judge(trial(falling(6.0, 2.4), blocks=(1.0, 2.0)), 3.17).reason
+    assert "the others learn alone" in judge(trial(falling(6.0, 2.4), stalled=54), 3.17).reason
+    assert (
+        "(steps 9, 19, 29, 39, ...)"
+        in judge(trial(falling(6, 3.2), [(step, "spike") for step in (9, 19, 29, 39, 49)]), 3.17).reason
+    )
+
+
+def test_the_first_rule_that_applies_decides():
+    """A run that is non-finite, dead and spiking at once gets the verdict of the highest row of the table."""
+    events = [(9, "spike"), (19, "spike"), (29, "spike")]
+    everything = trial(falling(6.0, 3.2), [*events, (50, "non_finite")], stalled=54)
+    assert judge(everything, 3.17).verdict is Verdict.NON_FINITE
+    assert judge(trial(falling(6.0, 3.2), events, stalled=54), 3.17).verdict is Verdict.STALLS
+    assert judge(trial(falling(6.0, 3.2), events), 3.17).verdict is Verdict.SPIKES
+
+
+def test_numbers_that_are_not_finite_at_the_end_are_judged_too():
+    short_run = trial([5.0, 4.0, math.inf, -math.inf, 3.0] * 3)
+    assert judge(short_run, 3.17).verdict in set(Verdict)
 
 
 def test_ten_steps_without_a_gradient_are_dead_and_nine_are_not():
@@ -114,16 +131,18 @@ def test_flat_and_near_the_constant_has_arrived_and_a_slow_fall_has_not():
 
 def test_a_plateau_is_death_if_another_run_has_learnt_from_the_same_batches():
     flat, better = trial(falling(6.0, 3.2, 150)), trial(falling(6.0, 2.5, 150))
-    flat = replace(flat, verdict=Verdict.UNDECIDED, reason=judge(flat, 3.17)[1])
-    assert settled(flat, [flat], 3.17) is flat
-    found = settled(flat, [flat, better], 3.17)
-    assert found.verdict is Verdict.STALLS
-    assert "-0.67" in found.reason
-    slow = replace(flat, reason="the loss hardly moved in 20 steps: 6 to 6")
-    assert settled(slow, [better], 3.17) is slow
+    flat = judge(flat, 3.17)
+    assert (flat.verdict, flat.plateau) == (Verdict.UNDECIDED, True)
+    assert flat.reason.endswith("which may be a plateau")
+    assert settle(flat, [flat], 3.17) is flat
+    dead = settle(flat, [flat, better], 3.17)
+    assert (dead.verdict, dead.plateau) == (Verdict.STALLS, False)
+    assert dead.reason.endswith(", while as given came 0.67 below it on the same batches")
+    slow = replace(flat, plateau=False)  # the sentence does not matter
+    assert settle(slow, [better], 3.17) is slow
 
 
 def test_a_loss_that_rises_is_not_said_to_have_moved_a_little():
-    verdict, reason = judge(trial([1.0 + 0.01 * i for i in range(10)], constant=None), None)[:2]
-    assert verdict is Verdict.UNDECIDED
-    assert reason.startswith("the loss did not come down in 10 steps")
+    rising = judge(trial([1.0 + 0.01 * i for i in range(10)], constant=None), None)
+    assert rising.verdict is Verdict.UNDECIDED
+    assert rising.reason.startswith("the loss did not fall in 10 steps")
