@@ -1,6 +1,7 @@
 """What every placement of the package keeps, found by walking: a new class is under contract by itself."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -125,11 +126,11 @@ def test_fresh_weights_look_fresh_and_name_their_writers(placement):
 @pytest.mark.parametrize("placement", all_placements(), ids=IDS)
 def test_documented(placement):
     """One line, then an equation or a picture, a trade-off in a sentence, the source."""
-    text = type(placement).__doc__
+    text = inspect.getdoc(type(placement))
     first, _, rest = text.partition("\n")
     assert first.endswith((".", '"'))
     assert len(first) <= 117
     assert "``" in first or "::" in rest, "an equation or a picture"
-    assert "    Source: " in text
+    assert "\nSource: " in text
     assert len(rest.strip()) > 80
     assert IDS(placement) in catalogue.__all__
