@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -63,6 +64,24 @@ def test_a_run_holds_its_folder_and_stops_when_it_is_told(launcher, tmp_path):
     assert started.wait() == -15
     wait_for(lambda: not alive(int((tmp_path / "pid.part").read_text())))
     wait_for(lambda: free(tmp_path))
+
+
+def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(tmp_path):
+    """As under ``nohup ... &``: submitit cancels by SIGINT, which the job would ignore too."""
+    job = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    code = f"""
+        import os, pathlib, signal, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from lightning_norms.comparing.launchers import SubmititLauncher
+        words = [sys.executable, "-c", {job!r}]
+        job = SubmititLauncher({LOCAL!r}).start(words, pathlib.Path.cwd(), None, "record.json")
+        while not (os.path.exists("pid") and pathlib.Path("pid").read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        job.stop()
+        sys.exit(-job.wait())"""
+    assert subprocess.run(python(textwrap.dedent(code)), cwd=tmp_path).returncode == 15
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())), seconds=10)
 
 
 def alive(pid):
