@@ -225,7 +225,7 @@ def ignore_interrupts_here_only() -> None:
     """
     is_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
     if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, frame: None)
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 class Job:
