@@ -1,6 +1,6 @@
-"""What Lightning calls whenever a Trainer is made: an empty list, unless the environment names callbacks.
+"""Called by Lightning whenever a Trainer is made: returns no callback, unless the environment lists some.
 
-It stands outside the package, so that a script that does not ask for us imports nothing of us.
+The module is outside the package, so that a script without the variable imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ VARIABLE = "LIGHTNING_NORMS_CALLBACKS"
 
 
 def callbacks() -> list[Any]:
-    """The entry point ``lightning.pytorch.callbacks_factory``, and the same of ``pytorch_lightning``.
+    """The entry point ``callbacks_factory`` of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
     Raises:
-        ValueError: the variable cannot be read; one sentence with its name, what it says, and what may stand there.
+        ValueError: If the variable is not a list of callbacks, in one sentence.
 
     Example:
         >>> callbacks()

@@ -24,7 +24,7 @@ from torch import nn
 
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.initialization import Xavier
-from lightning_norms.model.placements.catalogue import DeepNorm
+from lightning_norms.placements import DeepNorm
 
 STEPS = 4
 

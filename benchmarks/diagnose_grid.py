@@ -37,7 +37,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Warmup, Xavier, diagnose
 from lightning_norms.diagnosing.changes import Plan
-from lightning_norms.model.placements.catalogue import PostNorm, PreNorm
+from lightning_norms.placements import PostNorm, PreNorm
 from lightning_norms.reports.diagnosis.data import Diagnosis, Trial, Verdict
 from lightning_norms.schedules import LinearWarmup
 

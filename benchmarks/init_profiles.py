@@ -26,8 +26,11 @@ from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import GELU, ReLU
 from lightning_norms.model.initialization import Xavier
-from lightning_norms.model.placements.catalogue import (
-    DESIGNS,
+from lightning_norms.model.placements.catalogue import designs
+from lightning_norms.model.placements.learned_gates import AdminResidual
+from lightning_norms.model.positions import Rotary
+from lightning_norms.model.residual import Placement
+from lightning_norms.placements import (
     Admin,
     OutputNorm,
     PostNorm,
@@ -37,9 +40,6 @@ from lightning_norms.model.placements.catalogue import (
     ReZero,
     SkipInit,
 )
-from lightning_norms.model.placements.learned_gates import profile_admin
-from lightning_norms.model.positions import Rotary
-from lightning_norms.model.residual import Placement
 
 DEPTHS, SEEDS, VOCABULARY = (6, 24, 48), (0, 1, 2), 256
 SILENT = (ReZero, SkipInit, ResPostNorm, ProRes)
@@ -75,13 +75,25 @@ def start(placement: Placement, layers: int, seed: int, width: int = 128, **opti
     decoder = network(placement, layers, width, **options)
     tokens, labels = torch.randint(VOCABULARY, (2, 2, 64))
     if isinstance(placement, Admin):
-        profile_admin(decoder, lambda: decoder(tokens))
+        profile_omegas(decoder, tokens)
     last: list[Tensor] = []
     handle = decoder.blocks[-1].register_forward_hook(lambda *arguments: last.append(newest(arguments[2])))
     nn.functional.cross_entropy(decoder(tokens).flatten(0, 1), labels.flatten()).backward()
     handle.remove()
     gradients = tuple(float(block.feed_forward.writer.weight.grad.norm()) for block in decoder.blocks)
     return Start(float(last[0].detach().square().mean().sqrt()), gradients)
+
+
+@torch.no_grad()
+def profile_omegas(decoder: Decoder, tokens: Tensor) -> None:
+    """Set Admin's omegas from one batch, as the callback AdminProfile does."""
+    residuals = [module for module in decoder.modules() if isinstance(module, AdminResidual)]
+    for residual in residuals:
+        residual.begin_profile()
+    decoder(tokens)
+    omega = 1.0
+    for residual in residuals:
+        omega = residual.end_profile(omega)
 
 
 def newest(output: object) -> Tensor:
@@ -181,7 +193,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("benchmarks"))
     folder = parser.parse_args().folder
     warnings.filterwarnings("ignore", message=".*give `qk_norm")
-    variants: dict[str, tuple[Placement, dict[str, object]]] = {cls.__name__: (cls(), {}) for cls in DESIGNS}
+    variants: dict[str, tuple[Placement, dict[str, object]]] = {name: (cls(), {}) for name, cls in designs().items()}
     variants["OutputNorm without qk-norm"] = (OutputNorm(), {"qk_norm": None})
     starts = {}
     for name, (placement, options) in variants.items():

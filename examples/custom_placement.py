@@ -14,7 +14,9 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_norms import DecoderConfig, DecoderModule, Norm, Placement, Residual, Site
+from lightning_norms import DecoderConfig, DecoderModule
+from lightning_norms.norms import Norm
+from lightning_norms.placements import Placement, Residual, Site
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,15 @@ class HalfBranch(Placement):
         share: constant on the branch.
     """
 
+    equation = "x + share f(N x)"
+    trade_off = "smaller branches; the embedding keeps a larger share"
+    final_norm = True
+
     share: float = 0.5
 
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
         """Pre-norm, and less of the branch."""
         return Residual(before=norm(site.width), scale=self.share)
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 def counting(windows: int) -> DataLoader:

@@ -14,7 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_norms import DecoderConfig, DecoderModule, PostNorm, PreNorm, TextDataModule, Xavier, diagnose
+from lightning_norms import DecoderConfig, DecoderModule, TextDataModule, Xavier, diagnose
+from lightning_norms.placements import PostNorm, PreNorm
 
 
 def found(placement: PostNorm | PreNorm, seed: int, layers: int, steps: int) -> list[tuple[str, bool | None, str]]:

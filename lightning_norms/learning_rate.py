@@ -1,13 +1,13 @@
-"""The only writer of learning rates: effective = what the optimizer and its scheduler say x all named factors.
+"""The only writer of learning rates: effective = learning rate of the optimizer and its scheduler x all named factors.
 
-The factors are on only while the optimizer steps::
+The factors are applied only while the optimizer steps::
 
-    scheduler says      0.10 ------------------------------> 0.09 -------
+    scheduler sets      0.10 ------------------------------> 0.09 -------
     group["lr"]         0.10 | 0.10 x factor, during step() | 0.10 | 0.09
                           pre-hook                      post-hook
 
 So no scheduler ever sees a factor, nothing compounds, and a checkpoint holds the scheduler's learning rate. Two
-callbacks may not do this each on its own, as torch runs post-hooks in the order of the pre-hooks: hence one
+callbacks cannot each do this alone, as torch runs post-hooks in the order of the pre-hooks: hence one
 :class:`Factors` for each optimizer, from :func:`factors_of`.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.metrics import EFFECTIVE_LEARNING_RATE
@@ -34,14 +35,14 @@ class Factors:
     Get it with :func:`factors_of`. A step that a GradScaler skips is not taken and not counted.
 
     Args:
-        optimizer: the torch optimizer; it is kept alive by its owner, not from here.
+        optimizer: a torch optimizer, held by a weak reference.
 
     Attributes:
-        clock: the step that the factors are asked for; may be set, to resume or to start a warmup afresh.
+        clock: the step at which the factors are evaluated; set it to resume, or to start a warmup afresh.
         taken: steps really taken under these factors; only ever rises.
 
     Raises:
-        TypeError: if this is no torch optimizer, or a group has no learning rate that could be multiplied.
+        TypeError: if this is no torch optimizer, or a group has no learning rate that can be multiplied.
 
     Example:
         >>> import torch
@@ -61,9 +62,8 @@ class Factors:
         self.taken = 0
         self._optimizer = weakref.ref(optimizer)
         self._by_name: dict[str, Callable[[int], float]] = {}
-        self._stepping = False
-        self._cancelled = False
-        self._worn: list[_Worn] = []
+        self._stepping = self._cancelled = False
+        self._scaled: list[_Scaled] = []
         self._used: list[LearningRate] = []
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
@@ -76,14 +76,14 @@ class Factors:
         """Add the factor ``name`` or replace it; in the middle of a step it already counts for that step.
 
         Args:
-            name: who it belongs to, for instance "warmup".
+            name: what the factor belongs to, for instance "warmup".
             factor: clock -> factor. A closure over a number works too; call :meth:`refresh` after changing the number.
         """
         self._by_name[name] = factor
         self.refresh()
 
     def remove(self, name: str) -> None:
-        """Take the factor ``name`` away, and the hooks too once nobody is left."""
+        """Remove the factor ``name``, and the hooks with the last factor."""
         self.hide()
         self._by_name.pop(name, None)
         if not self._by_name:
@@ -93,39 +93,42 @@ class Factors:
             if optimizer is not None:
                 _FACTORS.pop(optimizer, None)
 
+    def names(self) -> tuple[str, ...]:
+        """Names of all factors."""
+        return tuple(self._by_name)
+
+    def get(self, name: str) -> Callable[[int], float] | None:
+        """The factor ``name``, if it is set."""
+        return self._by_name.get(name)
+
     def factor(self) -> float:
         """The product of all factors at the present clock."""
         return math.prod(factor(self.clock) for factor in self._by_name.values())
 
     def show(self) -> None:
-        """Put the factors on now, for those who read ``group["lr"]``; :meth:`hide` or the next step takes them off."""
-        self._put_on()
+        """Apply the factors now, for readers of ``group["lr"]``, until :meth:`hide` or the end of the next step."""
+        self._restore()  # also heals a step that an exception has left open
+        optimizer, factor = self._optimizer(), self.factor()
+        if optimizer is not None and factor != 1.0:  # at 1.0 not even the identity of the lr object may change
+            self._scaled = [_Scaled(group, factor) for group in optimizer.param_groups]
 
     def hide(self) -> None:
-        """Take the factors off: every group has the very object back that its scheduler gave it."""
+        """Undo the factors: every group gets the very object back that its scheduler gave it."""
         self._stepping = False
-        self._take_off()
+        self._restore()
 
     def refresh(self) -> None:
-        """Put the factors on anew if they are on: for one that changed in the middle of the step."""
-        if self._stepping or self._worn:
-            self._put_on()
+        """Apply the factors anew if they are applied: for one that changed in the middle of the step."""
+        if self._stepping or self._scaled:
+            self.show()
 
     def cancel_step(self, cancel: bool = True) -> None:
-        """Do not count the step that is under way: its gradients were taken away, so that nothing moves.
+        """Do not count the step in progress: its gradients were removed, so that nothing moves.
 
         Args:
-            cancel: False takes it back, for a step that was never begun.
+            cancel: False takes this back, for a step that never began.
         """
         self._cancelled = cancel
-
-    def names(self) -> tuple[str, ...]:
-        """Who has a factor here."""
-        return tuple(self._by_name)
-
-    def get(self, name: str) -> Callable[[int], float] | None:
-        """The factor ``name``, if somebody has set it."""
-        return self._by_name.get(name)
 
     def used(self) -> list[float]:
         """Effective learning rate of the last step that was taken, by group; empty before the first one.
@@ -134,49 +137,44 @@ class Factors:
         """
         return [float(rate) for rate in self._used]
 
-    def _put_on(self) -> None:
-        self._take_off()  # also heals a step that an exception has left open
-        optimizer, factor = self._optimizer(), self.factor()
-        if optimizer is not None and factor != 1.0:  # at 1.0 not even the identity of the lr object may change
-            self._worn = [_Worn(group, factor) for group in optimizer.param_groups]
-
-    def _take_off(self) -> None:
-        for worn in self._worn:
-            worn.take_off()
-        self._worn = []
+    def _restore(self) -> None:
+        for scaled in self._scaled:
+            scaled.restore()
+        self._scaled = []
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping = True
-        self._put_on()
+        self.show()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._stepping:  # the second end of a nested call: a subclass whose step() calls super().step()
             return
-        # Read from the groups and not from _worn: what the update did use, even if user code wrote lr meanwhile.
-        rates = [_copy(group["lr"]) for group in optimizer.param_groups]
+        # Read from the groups and not from _scaled: the update used this, even if user code wrote lr meanwhile.
+        # A scheduler fills a tensor lr in place, so that is copied.
+        rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in optimizer.param_groups]
         self.hide()
         cancelled, self._cancelled = self._cancelled, False
-        if not cancelled and not _skipped(optimizer):
+        if not cancelled and not _was_skipped(optimizer):
             self._used = rates
             self.clock += 1
             self.taken += 1
 
     def _after_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        # A checkpoint taken inside a step (in fp32 all of training_step is inside one) holds the scheduler's lr too.
-        for worn in self._worn:
+        # A checkpoint made inside a step (in fp32 all of training_step is inside one) holds the scheduler's lr too.
+        for scaled in self._scaled:
             for saved in state_dict["param_groups"]:
-                if saved["lr"] is worn.effective:
-                    saved["lr"] = worn.scheduled
+                if saved["lr"] is scaled.effective:
+                    saved["lr"] = scaled.scheduled
 
     def _after_load_state_dict(self, optimizer: Optimizer) -> None:
-        # The groups are new dicts that hold the loaded, clean lr: what was worn is gone with the old ones.
-        on, self._worn = bool(self._worn), []
-        if on or self._stepping:
-            self._put_on()
+        # The groups are new dicts that hold the loaded, unscaled lr: there is nothing to restore in the old ones.
+        was_scaled, self._scaled = bool(self._scaled), []
+        if was_scaled or self._stepping:
+            self.show()
 
 
-class _Worn:
-    """One group with the factor on: what it was, what it is."""
+class _Scaled:
+    """A param group whose lr is temporarily scaled; remembers the original."""
 
     def __init__(self, group: dict[str, Any], factor: float) -> None:
         self.group = group
@@ -185,22 +183,23 @@ class _Worn:
         self.effective: LearningRate = self.scheduled * factor
         group["lr"] = self.effective
 
-    def take_off(self) -> None:
-        """Undo, unless somebody has written lr meanwhile (user code, or load_state_dict): then theirs stays."""
+    def restore(self) -> None:
+        """Undo, unless lr was written meanwhile (by user code, or load_state_dict): then that value stays."""
         if self.group["lr"] is self.effective:
             self.group["lr"] = self.scheduled
 
 
-class Curtain(Callback):
-    """Closes what a callback showed to the ``LearningRateMonitor`` behind it: stands right after that monitor.
+class HideFactors(Callback):
+    """Removes the factors right after ``LearningRateMonitor`` has read the effective learning rate.
 
-    Without it the factors would still be on in ``training_step``, where manual optimization steps its schedulers.
+    Otherwise they would still be applied in ``training_step``, where manual optimization steps its schedulers.
     """
 
+    @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Take all factors off again."""
-        for optimizer in trainer.optimizers:
-            hide(optimizer)
+        for optimizer in map(_unwrap, trainer.optimizers):
+            if optimizer in _FACTORS:
+                _FACTORS[optimizer].hide()
 
 
 _FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
@@ -218,19 +217,12 @@ def factors_of(optimizer: Any) -> Factors:
     return _FACTORS[inner]
 
 
-def hide(optimizer: Any) -> None:
-    """Take the factors of an optimizer off, if it has any and they are on."""
-    factors = _FACTORS.get(_unwrap(optimizer))
-    if factors is not None:
-        factors.hide()
-
-
 def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
-    """What the last steps used, under the names that loggers get: see :data:`metrics.EFFECTIVE_LEARNING_RATE`.
+    """Learning rates of the last steps under their logged keys: see :data:`metrics.EFFECTIVE_LEARNING_RATE`.
 
     Args:
-        optimizers: all optimizers of the run. A group is named by its "name", or else counted "0", "1", ...; with
-            several optimizers "optimizer1/0" is the first group of the second one.
+        optimizers: all optimizers of the run. A group is called by its "name", or else by its number "0", "1", ...;
+            with several optimizers "optimizer1/0" is the first group of the second one.
     """
     rates = {}
     for position, optimizer in enumerate(map(_unwrap, optimizers)):
@@ -243,54 +235,37 @@ def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
     return rates
 
 
-def draw_curtain(trainer: Any, callback: Callback) -> Curtain | None:
-    """Stand a :class:`Curtain` behind the last ``LearningRateMonitor`` that comes after ``callback``.
+def hide_after_monitor(trainer: Any, callback: Callback) -> HideFactors | None:
+    """Insert a :class:`HideFactors` behind the last ``LearningRateMonitor`` that comes after ``callback``.
 
     Args:
         trainer: the Lightning Trainer.
         callback: the one that will call :meth:`Factors.show` in ``on_train_batch_start``.
 
     Returns:
-        The curtain, for :func:`lift_curtain`; None if there is no such monitor and so nobody to show anything to.
+        The new callback, to be removed from the trainer after fit; None if no such monitor reads the learning rate.
     """
     own = trainer.callbacks.index(callback)
-    monitors = [index for index, other in enumerate(trainer.callbacks) if index > own and _is_monitor(other)]
+    monitors = [i for i, c in enumerate(trainer.callbacks) if i > own and has_class_name(c, "LearningRateMonitor")]
     if not monitors:
         return None
-    curtain = Curtain()
-    trainer.callbacks.insert(monitors[-1] + 1, curtain)
-    return curtain
-
-
-def lift_curtain(trainer: Any, curtain: Curtain | None) -> None:
-    """Take a curtain out of ``trainer.callbacks`` again."""
-    if curtain in trainer.callbacks:
-        trainer.callbacks.remove(curtain)
-
-
-def _is_monitor(callback: object) -> bool:
-    # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same class.
-    return has_class_name(callback, "LearningRateMonitor")
+    hider = HideFactors()
+    trainer.callbacks.insert(monitors[-1] + 1, hider)
+    return hider
 
 
 def _unwrap(optimizer: Any) -> Any:
-    wrapped = has_class_name(optimizer, "LightningOptimizer")
-    return optimizer._optimizer if wrapped else optimizer
+    return optimizer._optimizer if has_class_name(optimizer, "LightningOptimizer") else optimizer
 
 
-def _copy(rate: LearningRate) -> LearningRate:
-    # Schedulers fill a tensor lr in place.
-    return rate.clone() if isinstance(rate, Tensor) else rate
-
-
-def _skipped(optimizer: Optimizer) -> bool:
+def _was_skipped(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer has skipped the step by itself.
 
-    Other optimizers are not called at all by a GradScaler that skips. The look at the device costs a sync, but only in
-    fused fp16, and it is the same one that the scaler pays for every other optimizer.
+    A GradScaler that skips does not call other optimizers at all. Reading the flag costs a sync, but only in fused
+    fp16, where the scaler pays the same one for every other optimizer.
     """
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)
 
 
 def _check(optimizer: Any) -> None:

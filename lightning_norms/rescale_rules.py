@@ -58,7 +58,7 @@ class DepthRescale(RescaleRule):
 
     def gain(self, layer: int, layers: int) -> float:
         """1 / sqrt(layer)."""
-        return 1 / math.sqrt(layer)
+        return float(layer**-0.5)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Learning rate schedules: pure functions from an optimizer step to a factor on the learning rate.
 
-A step is a 0-based optimizer step. The first step of a W-step warmup uses 1/W, never 0, so no batch is wasted.
-Every field whose name ends in ``_steps`` is a length: an int is a number of optimizer steps, a float strictly between
-0 and 1 is a share of the run. What only the run knows (its length, its optimizer) is filled in by
-:meth:`Schedule.resolve`. Schedules are built from each other with :func:`then`.
+Steps are 0-based optimizer steps. The first step of a W-step warmup uses 1/W, never 0, so no batch is wasted. A field
+whose name ends in ``_steps`` is a length: an int is a number of optimizer steps, a float strictly between 0 and 1 is a
+share of the run. :meth:`Schedule.resolve` fills in what only the run knows: its length and its optimizer.
+:class:`Then` joins two schedules.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
+from typing_extensions import override
+
+from lightning_norms.checks import check_number, check_whole
+
 
 @dataclass(frozen=True)
 class Run:
-    """What a schedule may need to know about the run it is used in.
+    """What a schedule may depend on in the run that uses it.
 
     Args:
-        total_steps: optimizer steps of the whole run; None if there is no end.
+        total_steps: optimizer steps of the whole run; None if it has no end.
         beta2: decay of the optimizer's second moment, ``betas[1]``; None if it has none.
-        learning_rate: the optimizer's base learning rate, that of its first parameter group.
+        learning_rate: base learning rate of the optimizer's first parameter group.
     """
 
     total_steps: int | None
@@ -31,27 +35,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """Step -> factor: call it with a 0-based optimizer step.
+    """A function of the 0-based optimizer step that returns a factor on the learning rate.
 
-    A new schedule is a frozen dataclass with a ``__call__``; its lengths are checked and resolved by name, ``*_steps``.
+    A new schedule is a frozen dataclass with a ``__call__``. Its fields are checked and resolved by name: ``*_steps``
+    is a length, ``warmup_steps`` the one that ends at the peak, ``floor`` a share of the peak in [0, 1].
 
     Raises:
-        ValueError: when built, if a length is not an int >= 0 or a float strictly between 0 and 1.
+        ValueError: when built, if a length is not an int >= 0 or a float strictly between 0 and 1, or ``floor`` is not
+            in [0, 1].
     """
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The factor on the learning rate at ``step``."""
+        """Compute the factor on the learning rate at ``step``."""
 
     def __post_init__(self) -> None:
+        name, floor = type(self).__name__, getattr(self, "floor", 0)
         for field in _length_fields(self):
             _check_length(self, field)
+        if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 <= floor <= 1:
+            raise ValueError(f"{name}.floor must be a share of the peak in [0, 1]; got {floor!r}")
 
     def resolve(self, run: Run) -> Schedule:
-        """The same schedule with every length as a number of steps.
-
-        Args:
-            run: the run in which it will be used.
+        """Turn every length into a number of steps of ``run``.
 
         Raises:
             ValueError: if it needs something that this run or its optimizer does not have.
@@ -64,12 +70,12 @@ class Schedule(ABC):
         return replace(self, **lengths)
 
     def length(self) -> int | None:
-        """Steps until the factor is constant, which is when :func:`then` hands over; None = it never ends."""
+        """Number of steps until the factor is constant, where :class:`Then` hands over; None if it never ends."""
         return None
 
     def warmup_length(self) -> int:
-        """Steps until the factor has reached its peak; 0 for one that starts there."""
-        return 0
+        """Number of steps until the factor reaches its peak; 0 for a schedule that starts there."""
+        return _steps(self, "warmup_steps") if hasattr(self, "warmup_steps") else 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Constant(Schedule):
     """Full learning rate.
 
     Args:
-        hold_steps: how long before :func:`then` hands over; None = for ever.
+        hold_steps: number of steps (int) or share of the run (float) before :class:`Then` hands over; None = for ever.
 
     Example:
         >>> Constant()(0)
@@ -86,12 +92,12 @@ class Constant(Schedule):
 
     hold_steps: int | float | None = None
 
+    @override
     def __call__(self, step: int) -> float:
-        """Always 1."""
         return 1.0
 
+    @override
     def length(self) -> int | None:
-        """``hold_steps``."""
         return None if self.hold_steps is None else _steps(self, "hold_steps")
 
 
@@ -111,17 +117,13 @@ class LinearWarmup(Schedule):
 
     warmup_steps: int | float
 
+    @override
     def __call__(self, step: int) -> float:
-        """min(1, (step + 1) / W)."""
         return min(1.0, (step + 1) / max(1, _steps(self, "warmup_steps")))
 
+    @override
     def length(self) -> int:
-        """``warmup_steps``."""
         return _steps(self, "warmup_steps")
-
-    def warmup_length(self) -> int:
-        """``warmup_steps``."""
-        return self.length()
 
 
 @dataclass(frozen=True)
@@ -142,14 +144,10 @@ class InverseSqrtDecay(Schedule):
 
     warmup_steps: int | float
 
+    @override
     def __call__(self, step: int) -> float:
-        """min(t / W, sqrt(W / t))."""
         time, warmup = step + 1, max(1, _steps(self, "warmup_steps"))
         return min(time / warmup, math.sqrt(warmup / time))
-
-    def warmup_length(self) -> int:
-        """``warmup_steps``."""
-        return _steps(self, "warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -183,33 +181,27 @@ class Noam(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_int(self.d_model) or self.d_model < 1:
-            raise ValueError(f"Noam.d_model must be the width of the model, an int >= 1; got {self.d_model!r}")
-        rate = self.learning_rate
-        if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
-            raise ValueError(f"Noam.learning_rate must be a number > 0, or None for the optimizer's own; got {rate!r}")
+        check_whole("Noam", "d_model", self.d_model, 1)
+        if self.learning_rate is not None:
+            check_number("Noam", "learning_rate", self.learning_rate, above=0)
 
+    @override
     def __call__(self, step: int) -> float:
-        """The paper's learning rate / the base learning rate."""
         if self.learning_rate is None:
             raise ValueError("Noam needs the base learning rate: call resolve(run) first")
         time, warmup = step + 1, max(1, _steps(self, "warmup_steps"))
         shape = min(math.sqrt(1 / time), time / warmup * math.sqrt(1 / warmup))
         return math.sqrt(1 / self.d_model) * shape / self.learning_rate
 
+    @override
     def resolve(self, run: Run) -> Schedule:
-        """The same with the optimizer's base learning rate filled in."""
         rate = run.learning_rate if self.learning_rate is None else self.learning_rate
         return Schedule.resolve(replace(self, learning_rate=rate), run)
-
-    def warmup_length(self) -> int:
-        """``warmup_steps``."""
-        return _steps(self, "warmup_steps")
 
 
 @dataclass(frozen=True)
 class ExponentialWarmup(Schedule):
-    r"""Fast first, ever slower: reaches 63 % after tau steps and 95 % after 3 tau.
+    r"""Fast first, then ever slower: reaches 63 % after tau steps and 95 % after 3 tau.
 
     .. math:: 1 - \exp(-t / \tau), \quad t = \text{step} + 1
 
@@ -228,23 +220,23 @@ class ExponentialWarmup(Schedule):
 
     time_steps: int | float | None = None
 
+    @override
     def __call__(self, step: int) -> float:
-        """1 - exp(-t / tau)."""
         time = _steps(self, "time_steps")
         return 1.0 if time == 0 else -math.expm1(-(step + 1) / time)
 
+    @override
     def resolve(self, run: Run) -> Schedule:
-        """The same with tau from the optimizer's beta2 where none was given."""
         return ExponentialWarmup(_memory(self, run)) if self.time_steps is None else super().resolve(run)
 
+    @override
     def warmup_length(self) -> int:
-        """Tau, although the last bit of the way takes longer."""
-        return _steps(self, "time_steps")
+        return _steps(self, "time_steps")  # where 63 % is reached
 
 
 @dataclass(frozen=True)
 class UntunedWarmup(Schedule):
-    r"""Linear warmup as long as Adam needs to know its second moment: W = 2 / (1 - beta2), nothing to tune.
+    r"""Linear warmup for as long as Adam needs to estimate its second moment: W = 2 / (1 - beta2), nothing to tune.
 
     beta2 0.95 -> 40 steps, 0.98 -> 100, 0.99 -> 200, 0.999 -> 2000.
 
@@ -255,12 +247,12 @@ class UntunedWarmup(Schedule):
     Source: Ma & Yarats 2019, arXiv:1910.04209.
     """
 
+    @override
     def __call__(self, step: int) -> float:
-        """Not known before :meth:`resolve`."""
         raise ValueError("UntunedWarmup needs the optimizer's beta2: call resolve(run) first")
 
+    @override
     def resolve(self, run: Run) -> Schedule:
-        """The linear warmup that it stands for."""
         return LinearWarmup(_memory(self, run, times=2))
 
 
@@ -274,9 +266,6 @@ class CosineDecay(Schedule):
         decay_steps: D, optimizer steps (int) or share of the run (float).
         floor: f, share of the peak that stays, in [0, 1].
 
-    Raises:
-        ValueError: if ``floor`` is not in [0, 1].
-
     Example:
         >>> [round(CosineDecay(4, floor=0.1)(step), 3) for step in range(6)]
         [1.0, 0.868, 0.55, 0.232, 0.1, 0.1]
@@ -287,17 +276,13 @@ class CosineDecay(Schedule):
     decay_steps: int | float
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_floor(self, self.floor)
-
+    @override
     def __call__(self, step: int) -> float:
-        """Cosine from 1 to floor."""
         left = 0.5 * (1 + math.cos(math.pi * _done(step, _steps(self, "decay_steps"))))
         return self.floor + (1 - self.floor) * left
 
+    @override
     def length(self) -> int:
-        """``decay_steps``."""
         return _steps(self, "decay_steps")
 
 
@@ -311,9 +296,6 @@ class LinearDecay(Schedule):
         decay_steps: D, optimizer steps (int) or share of the run (float).
         floor: f, share of the peak that stays, in [0, 1].
 
-    Raises:
-        ValueError: if ``floor`` is not in [0, 1].
-
     Example:
         >>> [LinearDecay(4)(step) for step in range(6)]
         [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -322,16 +304,12 @@ class LinearDecay(Schedule):
     decay_steps: int | float
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_floor(self, self.floor)
-
+    @override
     def __call__(self, step: int) -> float:
-        """Line from 1 to floor."""
         return self.floor + (1 - self.floor) * (1 - _done(step, _steps(self, "decay_steps")))
 
+    @override
     def length(self) -> int:
-        """``decay_steps``."""
         return _steps(self, "decay_steps")
 
 
@@ -340,8 +318,8 @@ class Then(Schedule):
     """``first`` for its whole length, then ``second`` from its own step 0.
 
     Args:
-        first: the one that starts; it must have an end.
-        second: the one that goes on.
+        first: schedule to start with; it must have an end.
+        second: schedule to continue with.
 
     Raises:
         ValueError: if ``first`` never ends.
@@ -355,30 +333,28 @@ class Then(Schedule):
     second: Schedule
 
     def __post_init__(self) -> None:
-        for name in ("first", "second"):
-            if not isinstance(getattr(self, name), Schedule):
-                raise ValueError(
-                    f"Then.{name} must be a schedule such as LinearWarmup(100); got {getattr(self, name)!r}"
-                )
+        for name, part in (("first", self.first), ("second", self.second)):
+            if not isinstance(part, Schedule):
+                raise ValueError(f"Then.{name} must be a schedule such as LinearWarmup(100); got {part!r}")
 
+    @override
     def __call__(self, step: int) -> float:
-        """First's factor, or second's once first is over."""
         handover = self._handover()
         return self.first(step) if step < handover else self.second(step - handover)
 
+    @override
     def resolve(self, run: Run) -> Schedule:
-        """Both resolved; only now is it known whether ``first`` ends."""
         both = Then(self.first.resolve(run), self.second.resolve(run))
-        both._handover()
+        both._handover()  # only now is it known whether ``first`` ends
         return both
 
+    @override
     def length(self) -> int | None:
-        """The sum of both lengths."""
         rest = self.second.length()
         return None if rest is None else self._handover() + rest
 
+    @override
     def warmup_length(self) -> int:
-        """That of ``first``."""
         return self.first.warmup_length()
 
     def _handover(self) -> int:
@@ -405,7 +381,7 @@ class WarmupStableDecay(Schedule):
         floor: share of the peak that stays at the end, in [0, 1].
 
     Raises:
-        ValueError: if ``floor`` is not in [0, 1]; when resolved, if the run has no end or is shorter than W + D.
+        ValueError: when resolved, if the run has no end or is shorter than W + D.
 
     Example:
         >>> WarmupStableDecay(10, 0.2).resolve(Run(total_steps=100, beta2=None, learning_rate=1e-3)).second
@@ -418,16 +394,12 @@ class WarmupStableDecay(Schedule):
     decay_steps: int | float
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_floor(self, self.floor)
-
+    @override
     def __call__(self, step: int) -> float:
-        """Not known before :meth:`resolve`."""
         raise ValueError("WarmupStableDecay needs the length of the run: call resolve(run) first")
 
+    @override
     def resolve(self, run: Run) -> Schedule:
-        """The three parts that it stands for."""
         if run.total_steps is None:
             raise ValueError(_no_end(f"WarmupStableDecay(decay_steps={self.decay_steps})"))
         warmup, decay = _in_steps(self, "warmup_steps", run) or 0, _in_steps(self, "decay_steps", run) or 0
@@ -457,17 +429,8 @@ def _check_length(schedule: Schedule, field: Field[Any]) -> None:
     )
 
 
-def _check_floor(schedule: Schedule, floor: float) -> None:
-    if not (_is_number(floor) and 0 <= floor <= 1):
-        raise ValueError(f"{type(schedule).__name__}.floor must be a share of the peak in [0, 1]; got {floor!r}")
-
-
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_int(value) or isinstance(value, float)
 
 
 def _in_steps(schedule: Schedule, name: str, run: Run) -> int | None:
@@ -492,7 +455,7 @@ def _done(step: int, length: int) -> float:
 
 
 def _memory(schedule: Schedule, run: Run, times: int = 1) -> int:
-    """Steps that the second moment remembers, 1 / (1 - beta2), rounded: int() would make 199 of beta2 = 0.99."""
+    """Memory of the second moment in steps, 1 / (1 - beta2), rounded: int() would give 199 for beta2 = 0.99."""
     if run.beta2 is None:
         raise ValueError(
             f"{type(schedule).__name__} takes its length from Adam's beta2, but the optimizer has none:"

@@ -5,6 +5,7 @@ import copy
 import inspect
 import multiprocessing
 import pickle
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from lightning.pytorch import Callback
 from torch import nn
 
 import lightning_norms
-from lightning_norms import DecoderConfig, LinearDecay, LinearWarmup
+from lightning_norms import DecoderConfig, norms, placements, rescale_rules, schedules
+from lightning_norms.model import feed_forward, initialization, positions
+from lightning_norms.schedules import LinearDecay, LinearWarmup
 from tests.stand_ins import Module, loader, seeded, trainer
 
 SMALL = DecoderConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=2, context_length=16)
@@ -25,6 +28,7 @@ NEEDED = {
     "DecoderModule": {"decoder": SMALL},
     "FallbackExhaustedError": {},
     "Inner": {},
+    "Run": {"total_steps": 9, "beta2": 0.98, "learning_rate": 1e-3},
     "InverseSqrtDecay": {"warmup_steps": 4},
     "LinearWarmup": {"warmup_steps": 4},
     "LinearDecay": {"decay_steps": 4},
@@ -38,9 +42,19 @@ NEEDED = {
 """Arguments of the classes that cannot be built without any."""
 
 
+FAMILIES = (lightning_norms, placements, norms, schedules, rescale_rules, feed_forward, initialization, positions)
+
+
 def public(kind=object):
-    found = [getattr(lightning_norms, name) for name in lightning_norms.__all__]
-    return [each for each in found if isinstance(each, type) and issubclass(each, kind)]
+    """Classes of the root and of each family's module."""
+    values = {name: getattr(family, name) for family in FAMILIES for name in names(family)}
+    return [value for value in values.values() if isinstance(value, type) and issubclass(value, kind)]
+
+
+def names(family):
+    """Public names of a module; of one without ``__all__``, the recipes that are defined in it."""
+    recipes = [name for name, value in vars(family).items() if is_dataclass(value)]
+    return getattr(family, "__all__", [name for name in recipes if vars(family)[name].__module__ == family.__name__])
 
 
 CONCRETE = [each for each in public() if not inspect.isabstract(each)]
@@ -76,9 +90,9 @@ def test_a_twin_is_equal(cls, way):
 
 def test_every_name_is_a_class_or_a_function_that_pickle_finds():
     assert len(CONCRETE) > 70
-    for name in lightning_norms.__all__:
-        each = getattr(lightning_norms, name)
-        assert pickle.loads(pickle.dumps(each)) is each, name
+    functions = [lightning_norms.describe, lightning_norms.diagnose]
+    for each in [*functions, *public()]:
+        assert pickle.loads(pickle.dumps(each)) is each
 
 
 def use(callbacks, others, folder, answers):

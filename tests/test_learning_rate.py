@@ -3,13 +3,14 @@
 import copy
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, lr_scheduler
 
-from lightning_norms.learning_rate import effective_learning_rates, factors_of, hide
+from lightning_norms.learning_rate import HideFactors, effective_learning_rates, factors_of
 
 
 def make(kind=SGD, groups=2, **options):
@@ -133,7 +134,7 @@ def test_exception_is_healed_by_the_next_step_or_hide():
     assert factors.taken == 1
     with pytest.raises(RuntimeError):
         optimizer.step(fail)
-    hide(optimizer)
+    factors.hide()
     assert rates(optimizer) == [0.1, 0.1]
     factors.set("fallback", half)
     assert rates(optimizer) == [0.1, 0.1]
@@ -151,9 +152,8 @@ def test_show_and_hide():
     optimizer.step(lambda: inside.append(rates(optimizer)))
     assert inside == [[0.05, 0.05]]
     factors.show()
-    hide(optimizer)
+    HideFactors().on_train_batch_start(SimpleNamespace(optimizers=[optimizer, make()]), None, None, 0)
     assert all(now is then for now, then in zip(rates(optimizer), before, strict=True))
-    hide(make())  # nothing registered: nothing happens
 
 
 def test_a_rate_that_user_code_writes_in_between_stays():

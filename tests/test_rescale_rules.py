@@ -3,8 +3,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from lightning_norms.model.placements.catalogue import SubNorm, TFixup
 from lightning_norms.model.residual import Site
+from lightning_norms.placements import SubNorm, TFixup
 from lightning_norms.rescale_rules import (
     AdminRescale,
     ConstantRescale,

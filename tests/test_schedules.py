@@ -54,7 +54,8 @@ def test_contract(schedule):
 
 
 def test_every_schedule_is_in_the_contract_test():
-    assert set(Schedule.__subclasses__()) == {type(schedule) for schedule in ALL}
+    ours = {cls for cls in Schedule.__subclasses__() if cls.__module__ == "lightning_norms.schedules"}
+    assert ours == {type(schedule) for schedule in ALL}
 
 
 def test_linear():
@@ -154,12 +155,12 @@ def test_other_bad_values_are_refused_when_built():
         with pytest.raises(ValueError, match=r"WarmupStableDecay.floor"):
             WarmupStableDecay(1, 1, floor)
     for width in (0, -1, 1.5, math.nan, None, True):
-        with pytest.raises(ValueError, match=r"Noam\.d_model"):
+        with pytest.raises(ValueError, match=r"Noam: d_model must be"):
             Noam(width, 10)
     for rate in (0, -1, math.nan, math.inf, True, "1"):
-        with pytest.raises(ValueError, match=r"Noam\.learning_rate"):
+        with pytest.raises(ValueError, match=r"Noam: learning_rate must be"):
             Noam(8, 10, rate)
-    with pytest.raises(ValueError, match=r"Noam\.learning_rate must be .* got 0"):
+    with pytest.raises(ValueError, match=r"Noam: learning_rate must be .* got 0"):
         Noam(8, 10).resolve(Run(10, 0.9, 0.0))
     for value in (-1, 0.0, 1.0, math.nan, True):
         with pytest.raises(ValueError, match=r"Constant\.hold_steps"):

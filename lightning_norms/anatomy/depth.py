@@ -1,4 +1,4 @@
-"""What depth is in any ``nn.Module``: the group of every parameter, lowest first.
+"""Depth in any ``nn.Module``: the group of every parameter, lowest first.
 
 embedding | block_00  block_01 ... block_47 | final_norm  head | other         one stack
 encoder.block_00 ... decoder.block_00 ...                                      several stacks, kept apart
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from lightning_norms.anatomy.names import clean_name, join
-from lightning_norms.anatomy.stacks import Stack, stacks
+from lightning_norms.anatomy.stacks import Stack, find_stacks
 
 HEAD = re.compile(
     r"(^|[._])(lm_)?heads?([._]|$)|classifier|unembed|embed_out|to_logits|(^|\.)(cls|predictions|pooler|score|qa_outputs)\."
@@ -65,47 +65,46 @@ class DepthMap:
     @classmethod
     def of(cls, module: nn.Module) -> DepthMap:
         """Read ``module``; a tied tensor counts once, under its first name."""
-        found = stacks(module)
-        by_name = {clean_name(name): _group(module, found, name) for name, _ in module.named_parameters()}
+        stacks = find_stacks(module)
+        by_name = {clean_name(name): _group(module, stacks, name) for name, _ in module.named_parameters()}
         used = set(by_name.values())
-        return cls(found, tuple(group for group in _order(found) if group in used), by_name)
+        return cls(stacks, tuple(group for group in _order(stacks) if group in used), by_name)
 
     def group_of(self, name: str) -> str:
-        """The group of a parameter's (wrapped or clean) name; ``"other"`` for a name that is not known."""
+        """The group of a parameter's (wrapped or clean) name; ``"other"`` for an unknown name."""
         name = clean_name(name)
         return self.by_name.get(name) or _block_of(self.stacks, name) or "other"
 
 
-def _block_of(found: Sequence[Stack], name: str) -> str | None:
-    return next((group for stack in found if (group := stack.group_of(name))), None)
+def _block_of(stacks: Sequence[Stack], name: str) -> str | None:
+    return next((group for stack in stacks if (group := stack.group_of(name))), None)
 
 
-def _group(module: nn.Module, found: Sequence[Stack], raw_name: str) -> str:
+def _group(module: nn.Module, stacks: Sequence[Stack], raw_name: str) -> str:
     """Group of one parameter: its block, or the role it plays before or after the stack it belongs to."""
     name = clean_name(raw_name)
-    block = _block_of(found, name)
+    block = _block_of(stacks, name)
     if block:
         return block
-    parents = [(stack.path.rpartition(".")[0], stack) for stack in found]
-    own = [(parent, stack) for parent, stack in parents if not parent or name.startswith(parent + ".")]
-    stack = max(own, key=lambda pair: len(pair[0]))[1] if own and len(found) > 1 else None
-    label = stack.label if stack and stack.path.rpartition(".")[0] else ""
+    parents = {stack: stack.path.rpartition(".")[0] for stack in stacks}
+    own = [stack for stack, parent in parents.items() if not parent or name.startswith(parent + ".")]
+    stack = max(own, key=lambda stack: len(parents[stack])) if own and len(stacks) > 1 else None
     owner = raw_name.rpartition(".")[0]
-    place = _place(module, [stack] if stack else found, clean_name(owner))
-    return join(label, _role(name, module.get_submodule(owner), place))
+    place = _place(module, [stack] if stack else stacks, clean_name(owner))
+    return join(stack.label if stack and parents[stack] else "", _role(name, module.get_submodule(owner), place))
 
 
-def _place(module: nn.Module, found: Sequence[Stack], owner: str) -> str:
-    """Where a module stands: ``before`` the stacks, ``after`` them, ``around`` (holds one), or nowhere."""
-    if not found or any(stack.path == owner or stack.path.startswith(owner + ".") or not owner for stack in found):
-        return "around" if found else ""
-    if any(owner.startswith(stack.path + ".") for stack in found):
-        return ""  # what stands between the stages of a stack
+def _place(module: nn.Module, stacks: Sequence[Stack], owner: str) -> str:
+    """Where a module stands: ``before`` the stacks or ``after`` them; empty around, inside or between them."""
+    around = not owner or any(stack.path == owner or stack.path.startswith(owner + ".") for stack in stacks)
+    between_stages = any(owner.startswith(stack.path + ".") for stack in stacks)
+    if not stacks or around or between_stages:
+        return ""
     order = [clean_name(name) for name, _ in module.named_modules()]
     where = order.index(owner)
-    if where < order.index(found[0].path):
+    if where < order.index(stacks[0].path):
         return "before"
-    return "after" if where > order.index(found[-1].path) else ""
+    return "after" if where > order.index(stacks[-1].path) else ""
 
 
 def _role(name: str, owner: nn.Module, place: str) -> str:
@@ -120,12 +119,12 @@ def _role(name: str, owner: nn.Module, place: str) -> str:
     return {"before": "embedding", "after": "head"}.get(place, "other")
 
 
-def _order(found: Sequence[Stack]) -> Iterator[str]:
+def _order(stacks: Sequence[Stack]) -> Iterator[str]:
     yield "embedding"
-    for stack in found:
+    for stack in stacks:
         for role in ROLES:
             if role == "blocks":
-                yield from (stack.group(index) for index, _ in stack.blocks)
+                yield from stack.groups
             elif stack.label:
                 yield join(stack.label, role)
     yield from ROLES[2:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median_high
 
 import torch
@@ -11,10 +12,20 @@ from torch import Tensor, nn
 
 from lightning_norms.anatomy.depth import is_norm
 from lightning_norms.anatomy.fused_qkv import KEY, QUERY, VALUE
+from lightning_norms.anatomy.sharding import to_full
 from lightning_norms.anatomy.writers import Matrix, output_dimension
 from lightning_norms.rescale_rules import RescaleRule
 
 CONSTANTS = ("weight", "gain", "gamma", "scale", "bias", "beta", "shift")
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """Spread of a matrix / spread of its untouched peers."""
+
+    matrix: Matrix
+    value: float
+    same_shape: bool
 
 
 @torch.no_grad()
@@ -29,13 +40,14 @@ def looks_trained(module: nn.Module) -> bool:
         >>> looks_trained(norm)
         True
     """
-    for part in module.modules():
-        if is_norm(part):
-            for name, parameter in part.named_parameters(recurse=False):
-                whole = _whole(parameter)
-                if name in CONSTANTS and whole.numel() and bool(whole.min() != whole.max()):
-                    return True
-    return False
+    constants = (
+        to_full(parameter)
+        for part in module.modules()
+        if is_norm(part)
+        for name, parameter in part.named_parameters(recurse=False)
+        if name in CONSTANTS and parameter.numel()
+    )
+    return any(bool(constant.min() != constant.max()) for constant in constants)
 
 
 @torch.no_grad()
@@ -43,62 +55,56 @@ def already_scaled(matrices: Sequence[Matrix], rule: RescaleRule) -> bool:
     """Whether the init already contains the rule's factor, as Hugging Face's GPT-2 does.
 
     Compares every matrix with others in its block that the rule leaves alone (a fused value third with its query
-    third): the ratio of their standard deviations is the factor if it is in, and 1 if it is not.
+    third): the ratio of their standard deviations is the factor if the init contains it, and 1 if not.
 
     Args:
         matrices: what the rule would scale.
-        rule: whose factor is looked for.
+        rule: the rule whose factor is looked for.
     """
-    chosen = {id(matrix.parameter) for matrix in matrices}
+    scaled = {id(matrix.parameter) for matrix in matrices}
     # An init may scale the writers for a reason of its own, so for DeepNorm the value matrices are the better witness.
     witnesses = [matrix for matrix in matrices if not matrix.writer] or matrices
-    seen = [(matrix, *ratio) for matrix in witnesses if (ratio := _ratio_to_peers(matrix, chosen))]
+    ratios = [ratio for matrix in witnesses if (ratio := _ratio_to_peers(matrix, scaled))]
     # Xavier depends on both sides of a matrix, so a comparison with the very same shape counts before all others.
-    seen = [each for each in seen if each[2]] or seen
-    if not seen:
+    ratios = [ratio for ratio in ratios if ratio.same_shape] or ratios
+    if not ratios:
         return False
-    logs = [(math.log(ratio), math.log(rule.gain(matrix.layer, matrix.layers))) for matrix, ratio, _ in seen]
-    miss = sum(abs(ratio - factor) for ratio, factor in logs) / len(logs)
-    distance = sum(abs(ratio) for ratio, _ in logs) / len(logs)
+    logs = [math.log(ratio.value) for ratio in ratios]
+    expected = [math.log(rule.gain(ratio.matrix.layer, ratio.matrix.layers)) for ratio in ratios]
+    miss = sum(abs(log - factor) for log, factor in zip(logs, expected, strict=True)) / len(logs)
+    distance = sum(abs(log) for log in logs) / len(logs)
     return miss < min(0.15, 0.25 * distance)
 
 
-def _ratio_to_peers(matrix: Matrix, chosen: set[int]) -> tuple[float, bool] | None:
-    """Standard deviation against that of untouched peers, and whether these have the same shape."""
+def _ratio_to_peers(matrix: Matrix, scaled: set[int]) -> _Ratio | None:
     if matrix.parameter.ndim != 2:
         return None  # stacked experts; or a flat shard of FSDP1, which has no shape to go by
     if matrix.fused:
-        value, query = (
-            _part(matrix, matrix.fused.rows(part)) for part in (VALUE, QUERY if matrix.fused.sizes[0] else KEY)
-        )
-        spread, peers, same = _spread(value), [query], [query]
+        spread = _spread(_part(matrix, matrix.fused.rows(VALUE)))
+        peers = [_part(matrix, matrix.fused.rows(QUERY if matrix.fused.sizes[QUERY] else KEY))]
+        same = peers
     else:
-        spread, peers = _spread(matrix.parameter), list(_peers(matrix, chosen))
-        same = [other for other in peers if other.shape == matrix.parameter.shape]
+        spread, peers = _spread(matrix.parameter), _peers(matrix, scaled)
+        same = [peer for peer in peers if peer.shape == matrix.parameter.shape]
     reference = median_high(map(_spread, same or peers)) if peers else 0.0
-    return (spread / reference, bool(same)) if spread > 0 and reference > 0 else None
+    return _Ratio(matrix, spread / reference, bool(same)) if spread > 0 and reference > 0 else None
 
 
 def _part(matrix: Matrix, rows: Tensor) -> Tensor:
-    whole = _whole(matrix.parameter)
+    whole = to_full(matrix.parameter)
     return whole.index_select(output_dimension(matrix.owner), rows.to(whole.device))
 
 
-def _peers(matrix: Matrix, chosen: set[int]) -> list[Tensor]:
+def _peers(matrix: Matrix, scaled: set[int]) -> list[Tensor]:
     """Matrices of the same fan-in in the same block that are not to be scaled."""
     fan_in = matrix.parameter.shape[1 - output_dimension(matrix.owner)]
     peers: list[Tensor] = []
     for name, other in matrix.block.named_parameters():
         owner = matrix.block.get_submodule(name.rpartition(".")[0])
-        if other.ndim == 2 and id(other) not in chosen and other.shape[1 - output_dimension(owner)] == fan_in:
+        if other.ndim == 2 and id(other) not in scaled and other.shape[1 - output_dimension(owner)] == fan_in:
             peers.append(other)
     return peers
 
 
 def _spread(matrix: Tensor) -> float:
-    return float(_whole(matrix).float().std())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+    return float(to_full(matrix).float().std())

@@ -22,7 +22,7 @@ from lightning_norms.anatomy.matrices import width_in_and_out
 
 FUSED = re.compile(r"c_attn|in_proj_weight|qkv|kqv|query_key_value|to_kv|(^|\.)kv(_proj)?\.")
 MIXED = re.compile(r"query_key_value|kqv")
-"""Names that stand for several orders: only a family that is known can be trusted."""
+"""Names that stand for several orders, which only the class of the attention tells apart."""
 QUERY, KEY, VALUE = range(3)
 
 
@@ -47,8 +47,8 @@ class Fused:
 
 def _by_head(attention: Any) -> Fused:
     heads = getattr(attention, "num_heads", None) or attention.config.num_attention_heads
-    each = attention.query_key_value.out_features // (3 * heads)
-    return Fused(heads, (each, each, each))
+    size = attention.query_key_value.out_features // (3 * heads)
+    return Fused(heads, (size, size, size))
 
 
 def _grouped(attention: Any) -> Fused:
@@ -79,7 +79,7 @@ def layout_of(name: str, parameter: Tensor, owner: nn.Module, attention: nn.Modu
     """The layout of a fused matrix.
 
     Args:
-        name: of the matrix, for the message.
+        name: name of the matrix, for the message.
         parameter: the matrix; a flat shard of it (FSDP1) has no rows.
         owner: the module that holds it.
         attention: the module around the owner, whose class may be a known family.
@@ -89,9 +89,9 @@ def layout_of(name: str, parameter: Tensor, owner: nn.Module, attention: nn.Modu
     """
     if parameter.ndim != 2:
         raise ValueError(f"{name} is a flat shard, in which the value part cannot be found: use FSDP2, or ddp.")
-    known = FAMILIES.get(type(attention).__name__)
-    if known is not None:
-        return known(attention)
+    family = FAMILIES.get(type(attention).__name__)
+    if family is not None:
+        return family(attention)
     embed = getattr(owner, "embed_dim", None)
     inputs, outputs = width_in_and_out(owner) or ((embed, 3 * embed) if isinstance(embed, int) else (0, 0))
     for parts, sizes in ((3, (inputs, inputs, inputs)), (2, (0, inputs, inputs))):

@@ -20,6 +20,10 @@ READER = re.compile(
 """What reads a stream for attention: query, key, value, or several of them in one matrix."""
 ADAPTERS = re.compile(r"^(lora_|modules_to_save$|ia3_|oft_|hada_|lokr_|loha_)")
 EXPERTS_IN, EXPERTS_OUT = re.compile(r"gate_up_proj|up_proj|w1|w3|wi"), re.compile(r"down_proj|w2|wo")
+GENERIC = ("weight", "base_layer", "parametrizations", "original", "original0", "original1", "weight_g")
+"""Parts of a parameter's name that no author of a network chose."""
+WIDTHS = (("in_features", "out_features"), ("nx", "nf"), ("in_channels", "out_channels"))
+"""Attributes for what a module reads and gives: Linear, Hugging Face's Conv1D, convolutions."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,7 @@ class Projection:
     @property
     def word(self) -> str:
         """The name that its author gave it: the last one that is no number and no library's."""
-        generic = ("weight", "base_layer", "parametrizations", "original", "original0", "original1", "weight_g")
-        words = [word for word in self.name.split(".") if word not in generic and not word.isdigit()]
+        words = [word for word in self.name.split(".") if word not in GENERIC and not word.isdigit()]
         return words[-1] if words else ""
 
     @property
@@ -51,8 +54,8 @@ class Projection:
 
 def projections_of(module: nn.Module, path: str) -> list[Projection]:
     """The matrices that ``module`` itself holds, without those of its children; ``path`` is its name in the block."""
-    found = [each for kind in (_linear, _packed_attention, _experts) for each in kind(module, path)]
-    return list({id(each.parameter): each for each in found}.values())
+    projections = [*_linear(module, path), *_packed_attention(module, path), *_experts(module, path)]
+    return list({id(projection.parameter): projection for projection in projections}.values())
 
 
 def children_of(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -69,39 +72,37 @@ def width_in_and_out(owner: nn.Module) -> tuple[int, int] | None:
         >>> width_in_and_out(nn.Linear(3, 5))
         (3, 5)
     """
-    for names in (("in_features", "out_features"), ("nx", "nf"), ("in_channels", "out_channels")):
-        sizes = [getattr(owner, name, None) for name in names]
-        if all(isinstance(size, int) for size in sizes):
-            return sizes[0], sizes[1]  # type: ignore[return-value]  # both were checked
-    return None
-
-
-def _linear(module: nn.Module, path: str) -> Iterator[Projection]:
-    widths = width_in_and_out(module)
-    found = matrix_of(module)
-    if widths and found:
-        yield Projection(join(path, found[0]), found[1], module, *widths)
-
-
-def matrix_of(owner: nn.Module) -> tuple[str, nn.Parameter] | None:
-    """Name and parameter that scale a Linear's matrix: its weight, or the magnitude of a weight-normed one."""
-    parametrized: Any = getattr(owner, "parametrizations", None)
-    if parametrized is not None and "weight" in parametrized:
-        name = "original0" if hasattr(parametrized.weight, "original0") else "original"
-        return f"parametrizations.weight.{name}", getattr(parametrized.weight, name)
-    for name in ("weight", "weight_g"):  # the second is the older weight norm's
-        parameter = owner._parameters.get(name)
-        if parameter is not None:
-            return name, parameter
+    for names in WIDTHS:
+        inputs, outputs = (getattr(owner, name, None) for name in names)
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            return inputs, outputs
     return None
 
 
 def refuses_scaling(owner: nn.Module) -> str | None:
-    """Why scaling the parameter of :func:`matrix_of` would not scale the matrix; None if it does."""
+    """Why scaling the parameter of a matrix would not scale the matrix; None if it does."""
     parametrized: Any = getattr(owner, "parametrizations", None)
-    kinds = [type(each).__name__ for each in parametrized.weight] if parametrized and "weight" in parametrized else []
+    kinds = [type(part).__name__ for part in parametrized.weight] if parametrized and "weight" in parametrized else []
     unknown = [kind for kind in kinds if kind != "_WeightNorm"]
     return f"its weight is parametrized by {', '.join(unknown)}" if unknown else None
+
+
+def _linear(module: nn.Module, path: str) -> Iterator[Projection]:
+    """The matrix of a Linear or Conv1D: its weight, or the magnitude of a weight-normed one, which scales it too."""
+    widths = width_in_and_out(module)
+    if not widths:
+        return
+    parametrized: Any = getattr(module, "parametrizations", None)
+    if parametrized is not None and "weight" in parametrized:
+        name = "original0" if hasattr(parametrized.weight, "original0") else "original"
+        parameter = getattr(parametrized.weight, name)
+        yield Projection(join(path, f"parametrizations.weight.{name}"), parameter, module, *widths)
+        return
+    for name in ("weight", "weight_g"):  # the second is the older weight norm's
+        weight = module._parameters.get(name)
+        if weight is not None:
+            yield Projection(join(path, name), weight, module, *widths)
+            return
 
 
 def _packed_attention(module: nn.Module, path: str) -> Iterator[Projection]:

@@ -16,16 +16,16 @@ from lightning_norms.anatomy.names import has_class_name
 def is_deepspeed(strategy: object) -> bool:
     """Whether this is Lightning's ``DeepSpeedStrategy`` or a subclass; by name, so that nothing is imported for it.
 
-    DeepSpeed keeps copies of the weights and steps an optimizer of its own, without torch's step hooks. So what acts on
-    gradients, weights or steps has no effect there, and must say so.
+    DeepSpeed keeps copies of the weights and steps an optimizer of its own, without torch's step hooks. So a callback
+    that acts on gradients, weights or steps has no effect there, and must raise.
     """
     return any("DeepSpeed" in parent.__name__ for parent in type(strategy).__mro__)
 
 
 def reshard(module: nn.Module) -> None:
-    """Show the true parameters of FSDP2, this rank's shards, to whoever reads or writes them.
+    """Make the parameters of FSDP2 this rank's shards again, before they are read or written.
 
-    A forward without a backward (validation, profiling) leaves FSDP2's root unsharded: ``weight`` is then a passing
+    A forward without a backward (validation, profiling) leaves FSDP2's root unsharded: ``weight`` is then a temporary
     copy, and what is written to it is lost.
     """
     for part in module.modules():
@@ -38,11 +38,16 @@ def is_flattened(model: nn.Module | None) -> bool:
     return type(model).__name__ == "FullyShardedDataParallel"
 
 
+def weight_keeper(strategy: Any) -> str | None:
+    """Name of what keeps the weights where their rows cannot be written: DeepSpeed or FSDP1; None if nothing does."""
+    return "DeepSpeed" if is_deepspeed(strategy) else "FSDP1" if is_flattened(strategy.model) else None
+
+
 def parts_with(module: nn.Module, method: str) -> list[nn.Module]:
     """The modules whose class has ``method``, each once.
 
-    A wrapper (checkpointing, compile, FSDP1) passes on every attribute of what it wraps, so asking the instance would
-    find the same part twice.
+    A wrapper (checkpointing, compile, FSDP1) forwards every attribute to what it wraps, so asking the instance would
+    give the same part twice.
 
     Example:
         >>> class Clock(nn.Module):
@@ -55,9 +60,7 @@ def parts_with(module: nn.Module, method: str) -> list[nn.Module]:
 
 def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
     """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
-    if type(model).__name__ != "FullyShardedDataParallel":
-        return None
-    if getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
+    if not is_flattened(model) or getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
         return None
     group: dist.ProcessGroup | None = getattr(model, "process_group", None)
     return group
@@ -67,8 +70,8 @@ def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
     """Sums of several tensors over all ranks, in one collective.
 
     Args:
-        parts: of one device and dtype, any shapes; the same on every rank.
-        strategy: the trainer's, for ranks that ``torch.distributed`` does not know (XLA).
+        parts: tensors of any shapes, on one device and of one dtype; the same shapes on every rank.
+        strategy: the trainer's strategy, for ranks that ``torch.distributed`` does not know (XLA).
     """
     flat = torch.cat([part.flatten() for part in parts])
     if dist.is_available() and dist.is_initialized():
@@ -83,6 +86,12 @@ def to_local(tensor: Tensor) -> Tensor:
     """This rank's piece of a tensor; the tensor itself where it is whole."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+def to_full(tensor: Tensor) -> Tensor:
+    """The whole tensor, gathered where it is sharded as a DTensor: a collective."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def grad_scaler(trainer: Any) -> Any | None:

@@ -6,7 +6,7 @@ A stack is an ``nn.ModuleList``, ``nn.Sequential`` or digit-keyed ``nn.ModuleDic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,23 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from lightning_norms.anatomy.names import clean_name, join, unwrap
-from lightning_norms.anatomy.sublayers import sublayers
+from lightning_norms.anatomy.sublayers import find_sublayers
 
 APPLICATIONS: dict[str, Callable[[Any], int]] = {
     "AlbertTransformer": lambda encoder: encoder.config.num_hidden_layers,
 }
 """Owners of a stack whose blocks run more often than they are listed: class name -> number of layers."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of the repeated modules of a stack."""
+
+    index: int
+    """Its depth; the lowest one where a block runs at several depths."""
+    name: str
+    """Cleaned name, from the module that was searched."""
+    module: nn.Module
 
 
 @dataclass(frozen=True)
@@ -31,56 +42,57 @@ class Stack:
     """Cleaned name of the list that holds the blocks."""
     label: str
     """Empty when the module has one stack, else what tells it from the others: ``"encoder"``."""
-    blocks: tuple[tuple[int, nn.Module], ...]
-    """Pairs (index as a number, block), lowest first; a block that runs at several depths stands at its lowest."""
-    names: tuple[str, ...]
-    """Cleaned name of each block."""
+    blocks: tuple[Block, ...]
+    """Each block once, lowest first."""
     layers: int
     """Number of layers, L; more than there are blocks where blocks share their weights."""
     compiled: bool = False
     """Whether the whole stack runs inside a compiled region, where hooks on blocks do not fire reliably."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The group of each block."""
+        return tuple(self.group(block.index) for block in self.blocks)
 
     def group(self, index: int) -> str:
         """Name of block ``index``, padded so that names sort by depth: ``"block_02"``."""
         return join(self.label, f"block_{index:0{max(2, len(str(self.layers - 1)))}d}")
 
     def group_of(self, name: str) -> str | None:
-        """The block that a parameter's cleaned name stands in, None if in none of this stack."""
+        """The group of the block that holds the parameter with this cleaned name; None outside of this stack."""
         parts = name.split(".")
-        beginnings = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
-        index = next((self._by_name[each] for each in beginnings if each in self._by_name), None)
-        return None if index is None else self.group(index)
+        prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        return next((self._group_by_name[prefix] for prefix in prefixes if prefix in self._group_by_name), None)
 
     @cached_property
-    def _by_name(self) -> dict[str, int]:
-        return {name: index for (index, _), name in zip(self.blocks, self.names, strict=True)}
+    def _group_by_name(self) -> dict[str, str]:
+        return {block.name: self.group(block.index) for block in self.blocks}
 
 
-def stacks(module: nn.Module) -> tuple[Stack, ...]:
+def find_stacks(module: nn.Module) -> tuple[Stack, ...]:
     """The outermost lists of blocks in ``module``, in the order in which they were registered."""
-    found: list[Stack] = []
+    outermost: list[Stack] = []
     for name, candidate in module.named_modules():
         path = clean_name(name)
-        if any(not stack.path or path.startswith(stack.path + ".") for stack in found):
+        if any(not stack.path or path.startswith(stack.path + ".") for stack in outermost):
             continue
-        listed = [(key, join(path, str(key)), block) for key, block in _listed(candidate)]
+        listed = _listed(candidate, path)
         if listed:
             owner = unwrap(module.get_submodule(name.rpartition(".")[0]))
-            found.append(_stack(path, _through_stages(listed), owner, _compiled(module, name)))
-    labels = _labels([stack.path for stack in found])
-    return tuple(replace(stack, label=label) for stack, label in zip(found, labels, strict=True))
+            outermost.append(_stack(path, _through_stages(listed), owner, _is_compiled(module, name)))
+    labels = _labels([stack.path for stack in outermost])
+    return tuple(replace(stack, label=label) for stack, label in zip(outermost, labels, strict=True))
 
 
-def _stack(path: str, listed: Sequence[tuple[int, str, nn.Module]], owner: nn.Module, compiled: bool) -> Stack:
-    unique = {id(block): (index, name, block) for index, name, block in reversed(listed)}
-    lowest = sorted(unique.values(), key=lambda each: each[0])
-    applied = APPLICATIONS.get(type(owner).__name__)
-    layers = applied(owner) if applied else listed[-1][0] + 1
-    blocks = tuple((index, block) for index, _, block in lowest)
-    return Stack(path, "", blocks, tuple(name for _, name, _ in lowest), layers, compiled)
+def _stack(path: str, listed: Sequence[Block], owner: nn.Module, compiled: bool) -> Stack:
+    unique = {id(block.module): block for block in reversed(listed)}
+    blocks = tuple(sorted(unique.values(), key=lambda block: block.index))
+    count_layers = APPLICATIONS.get(type(owner).__name__)
+    layers = count_layers(owner) if count_layers else listed[-1].index + 1
+    return Stack(path, "", blocks, layers, compiled)
 
 
-def _listed(candidate: nn.Module) -> list[tuple[int, nn.Module]]:
+def _listed(candidate: nn.Module, path: str) -> list[Block]:
     """The numbered children of a list of blocks, repeats among them; empty when ``candidate`` is no such list."""
     if isinstance(candidate, ParametrizationList):
         return []
@@ -88,37 +100,36 @@ def _listed(candidate: nn.Module) -> list[tuple[int, nn.Module]]:
         return []
     if not isinstance(candidate, nn.ModuleList | nn.Sequential | nn.ModuleDict):
         return []
-    children = [(int(key), child) for key, child in candidate._modules.items() if key.isdigit() and child is not None]
-    children.sort(key=lambda pair: pair[0])
-    inner = [unwrap(child) for _, child in children]
-    composite = all(any(True for _ in c.children()) and any(True for _ in c.parameters()) for c in inner)
+    numbered = [(key, child) for key, child in candidate._modules.items() if key.isdigit() and child is not None]
+    inner = [unwrap(child) for _, child in numbered]
     # A Sequential also serves as a plain pipeline: only repeats of one class make it a stack.
     if isinstance(candidate, nn.Sequential) and (len(inner) < 2 or len({type(child) for child in inner}) > 1):
         return []
-    return children if composite else []
+    if not all(any(True for _ in child.children()) and any(True for _ in child.parameters()) for child in inner):
+        return []
+    return sorted((Block(int(key), join(path, key), child) for key, child in numbered), key=lambda block: block.index)
 
 
-def _through_stages(listed: Sequence[tuple[int, str, nn.Module]]) -> list[tuple[int, str, nn.Module]]:
-    """The blocks of all stages counted through, where the listed modules are stages; else what was given."""
-    inner = [(name + "." + path, block) for _, name, stage in listed for path, block in _whole_blocks(unwrap(stage))]
-    if len(inner) < len(listed):
-        return list(listed)
-    return [(index, name, block) for index, (name, block) in enumerate(inner)]
+def _through_stages(listed: list[Block]) -> list[Block]:
+    """The blocks of all stages counted through, where the listed modules are stages; else the listed ones."""
+    stages = ((stage.name, block) for stage in listed for block in _whole_blocks(unwrap(stage.module)))
+    inner = [Block(index, join(name, block.name), block.module) for index, (name, block) in enumerate(stages)]
+    return listed if len(inner) < len(listed) else inner
 
 
-def _whole_blocks(stage: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _whole_blocks(stage: nn.Module) -> list[Block]:
     """The blocks listed inside a stage, each with an attention or other sublayer *and* a feed-forward of its own."""
     for name, candidate in stage.named_modules():
-        listed = _listed(candidate) if name else []
-        if listed and all(len({each.kind for each in sublayers(block)}) > 1 for _, block in listed):
-            yield from ((clean_name(join(name, str(key))), block) for key, block in listed)
-            return
+        listed = _listed(candidate, clean_name(name)) if name else []
+        if listed and all(len({sublayer.kind for sublayer in find_sublayers(block.module)}) > 1 for block in listed):
+            return listed
+    return []
 
 
-def _compiled(module: nn.Module, name: str) -> bool:
+def _is_compiled(module: nn.Module, name: str) -> bool:
     parts = name.split(".") if name else []
     around = [module, *(module.get_submodule(".".join(parts[:end])) for end in range(1, len(parts)))]
-    return "_orig_mod" in parts or any(getattr(each, "_compiled_call_impl", None) is not None for each in around)
+    return "_orig_mod" in parts or any(getattr(owner, "_compiled_call_impl", None) is not None for owner in around)
 
 
 def _labels(paths: Sequence[str]) -> list[str]:

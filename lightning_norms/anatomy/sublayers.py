@@ -35,73 +35,72 @@ class Sublayer:
     """Query, key and value matrices, or up and gate."""
 
 
-def sublayers(block: nn.Module) -> tuple[Sublayer, ...]:
+def find_sublayers(block: nn.Module) -> tuple[Sublayer, ...]:
     """The sublayers of ``block`` in the order in which they were registered; empty where none is recognised.
 
     Example:
         >>> block = nn.TransformerDecoderLayer(8, 2, 16)
-        >>> [(sublayer.kind, sublayer.writer.name) for sublayer in sublayers(block)]  # doctest: +NORMALIZE_WHITESPACE
+        >>> [(sublayer.kind, sublayer.writer.name) for sublayer in find_sublayers(block)]
         [('attention', 'self_attn.out_proj.weight'), ('attention', 'multihead_attn.out_proj.weight'),
          ('feed_forward', 'linear2.weight')]
     """
-    found, _ = _visit(unwrap(block), "", _width(unwrap(block), ""))
-    return tuple(found)
+    complete: list[Sublayer] = []
+    _visit(unwrap(block), "", _width(unwrap(block), ""), complete)
+    return tuple(complete)
 
 
 def _width(module: nn.Module, path: str) -> int:
-    """What the first query, key or value matrix of a block reads: the width of the stream; 0 if there is none."""
-    widths = (each.inputs for each in projections_of(module, path) if each.reads)
+    """Width of the stream: what the first query, key or value matrix of a block reads; 0 if there is none."""
+    widths = (matrix.inputs for matrix in projections_of(module, path) if matrix.reads)
     below = (_width(child, name) for name, child in children_of(module, path))
     return next((width for width in (*widths, *below) if width), 0)
 
 
-def _visit(module: nn.Module, path: str, width: int) -> tuple[list[Sublayer], list[Projection]]:
-    """Complete sublayers under ``module``, and the matrices that wait for a partner further up the tree."""
-    complete: list[Sublayer] = []
+def _visit(module: nn.Module, path: str, width: int, complete: list[Sublayer]) -> list[Projection]:
+    """Append the sublayers under ``module`` to ``complete``; return what waits for a partner further up the tree."""
     loose = projections_of(module, path)
     for name, child in children_of(module, path):
-        below, left = _visit(child, name, width)
-        complete += below
-        loose += left
-    attention, loose = _attention(loose)
-    forward, loose = _feed_forwards(loose, width)
-    return complete + attention + forward, loose
+        loose += _visit(child, name, width, complete)
+    for collect in (_attention, _feed_forwards):
+        sublayers = collect(loose, width)
+        used = {id(matrix.parameter) for sublayer in sublayers for matrix in (sublayer.writer, *sublayer.readers)}
+        loose = [matrix for matrix in loose if id(matrix.parameter) not in used]
+        complete += sublayers
+    return loose
 
 
-def _attention(loose: list[Projection]) -> tuple[list[Sublayer], list[Projection]]:
+def _attention(loose: Sequence[Projection], _: int) -> list[Sublayer]:
     """One attention, if its readers and its writer have met at this height of the tree."""
-    readers = [each for each in loose if each.reads]
-    others = [each for each in loose if not each.reads]
+    readers = tuple(matrix for matrix in loose if matrix.reads)
     width = readers[0].inputs if readers else 0
-    candidates = [each for each in others if each.outputs == width > 0]
+    candidates = [matrix for matrix in loose if not matrix.reads and matrix.outputs == width > 0]
     if not candidates:
-        return [], loose
-    writer = next((each for each in candidates if OUTPUT.search(each.word)), candidates[0])
-    return [Sublayer("attention", writer, tuple(readers))], [each for each in others if each is not writer]
+        return []
+    writer = next((matrix for matrix in candidates if OUTPUT.search(matrix.word)), candidates[0])
+    return [Sublayer("attention", writer, readers)]
 
 
-def _feed_forwards(loose: list[Projection], width: int) -> tuple[list[Sublayer], list[Projection]]:
-    """Every feed-forward whose matrices have met; what is left goes up, readers without a writer among it."""
-    found = _stacked([each for each in loose if each.inputs == 0])
-    rest = [each for each in loose if each.inputs > 0 and not each.reads]
-    if rest and not any(each.outputs == width for each in rest):
-        width = rest[0].inputs  # a mixer of tokens has a width of its own
-    candidates = [each for each in rest if each.outputs == width]
-    narrow = [each for each in candidates if each.inputs != width and _fed(each, rest)]
-    for writer in narrow or [each for each in candidates if _fed(each, rest[: rest.index(each)])][-1:]:
-        ups = tuple(each for each in rest if each is not writer and _feeds(each, writer))
-        found.append(Sublayer("feed_forward", writer, ups))
-    used = {id(each.parameter) for sublayer in found for each in (sublayer.writer, *sublayer.readers)}
-    return found, [each for each in loose if id(each.parameter) not in used]
+def _feed_forwards(loose: Sequence[Projection], width: int) -> list[Sublayer]:
+    """Every feed-forward whose matrices have met at this height of the tree."""
+    sublayers = _stacked_experts([matrix for matrix in loose if matrix.inputs == 0])
+    rest = [matrix for matrix in loose if matrix.inputs > 0 and not matrix.reads]
+    if rest and not any(matrix.outputs == width for matrix in rest):
+        width = rest[0].inputs  # MLP-Mixer: the token-mixing MLP maps tokens, not features
+    candidates = [matrix for matrix in rest if matrix.outputs == width]
+    narrow = [matrix for matrix in candidates if matrix.inputs != width and _is_fed(matrix, rest)]
+    for writer in narrow or [matrix for matrix in candidates if _is_fed(matrix, rest[: rest.index(matrix)])][-1:]:
+        ups = tuple(matrix for matrix in rest if matrix is not writer and _feeds(matrix, writer))
+        sublayers.append(Sublayer("feed_forward", writer, ups))
+    return sublayers
 
 
-def _stacked(experts: Sequence[Projection]) -> list[Sublayer]:
-    writers = [each for each in experts if EXPERTS_OUT.fullmatch(each.word)]
-    ups = tuple(each for each in experts if each not in writers)
+def _stacked_experts(experts: Sequence[Projection]) -> list[Sublayer]:
+    writers = [matrix for matrix in experts if EXPERTS_OUT.fullmatch(matrix.word)]
+    ups = tuple(matrix for matrix in experts if matrix not in writers)
     return [Sublayer("feed_forward", writer, ups) for writer in writers]
 
 
-def _fed(writer: Projection, rest: Sequence[Projection]) -> bool:
+def _is_fed(writer: Projection, rest: Sequence[Projection]) -> bool:
     return any(_feeds(up, writer) for up in rest if up is not writer)
 
 

@@ -1,4 +1,4 @@
-"""The matrices on the way into the residual stream of ANY ``nn.Module``: declared, found, or named by a pattern.
+"""The matrices on the way into the residual stream of ANY ``nn.Module``: declared, recognised, or named by a pattern.
 
 stream --+--> norm --> [query, key, value] --> attention --> [writer] --(+)-->       value_path: value, writer
          +-----------------------------------------------------------^
@@ -8,20 +8,21 @@ stream --+--> norm --> [up, gate] --> activation --> [writer] ---------(+)-->   
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_norms.anatomy.depth import is_norm
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.fused_qkv import VALUE, Fused, is_fused, layout_of
 from lightning_norms.anatomy.matrices import Projection, refuses_scaling
 from lightning_norms.anatomy.names import clean_name, join, unwrap
-from lightning_norms.anatomy.stacks import Stack, stacks
-from lightning_norms.anatomy.sublayers import Sublayer, sublayers
+from lightning_norms.anatomy.sharding import to_local
+from lightning_norms.anatomy.stacks import Block, Stack, find_stacks
+from lightning_norms.anatomy.sublayers import Sublayer, find_sublayers
 
 VALUE_READER = re.compile(r"^(w_?|to_?|linear_?|lin_?)?(v|value|values)(_?(proj|projection|lin|linear|weight))*$", re.I)
 
@@ -49,19 +50,18 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """What was chosen in a block."""
+class _Selection:
+    """The parameters that are selected in one block, by id."""
 
-    chosen: frozenset[int]
-    """Ids of parameters."""
+    selected: frozenset[int]
     writers: frozenset[int]
-    evenness: Hashable
-    """Must be the same in all blocks of a stack."""
+    count: int | None
+    """How many there are, the same in every block; None where it may differ, as the number of experts does."""
     kinds: frozenset[str] = frozenset()
+    """Kinds of the sublayers; the same in every block that has no ``count``."""
 
 
-_Chooser = Callable[[str, nn.Module], _Choice]
-"""From a block's cleaned name and the block to what is chosen in it."""
+_Selector = Callable[[Block], _Selection]
 
 
 def residual_writers(module: nn.Module, pattern: str | None = None) -> tuple[Matrix, ...]:
@@ -71,21 +71,21 @@ def residual_writers(module: nn.Module, pattern: str | None = None) -> tuple[Mat
         module: any module with a stack of blocks.
         pattern: regular expression searched for in the cleaned parameter names inside the blocks, for instance
             ``r"(o_proj|down_proj)\.weight"``. Without it: the ``writer`` that sublayers of a block name themselves,
-            else what the module tree and the shapes say (:func:`lightning_norms.anatomy.sublayers.sublayers`).
+            else what the module tree and the shapes say (:func:`lightning_norms.anatomy.sublayers.find_sublayers`).
 
     Returns:
         Every matrix once, in depth order.
 
     Raises:
-        ValueError: nothing was found, or not the same in every block of a stack.
+        ValueError: nothing matches, or not the same in every block of a stack.
 
     Example:
         >>> net = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 2, enable_nested_tensor=False)
         >>> [matrix.name for matrix in residual_writers(net)][:2]
         ['layers.0.self_attn.out_proj.weight', 'layers.0.linear2.weight']
     """
-    choose = _found_writers if pattern is None else _by_pattern(pattern, are_writers=True)
-    return _collect(module, choose, pattern, "pattern")
+    select = _select_writers if pattern is None else _by_pattern(pattern, are_writers=True)
+    return _collect(module, select, pattern, "pattern")
 
 
 def value_path(module: nn.Module, pattern: str | None = None, value_pattern: str | None = None) -> tuple[Matrix, ...]:
@@ -93,15 +93,15 @@ def value_path(module: nn.Module, pattern: str | None = None, value_pattern: str
 
     Args:
         module: any module with a stack of blocks.
-        pattern: as in :func:`residual_writers`.
-        value_pattern: the same for the other matrices of the path (value, fused qkv, MLP up). Without both: the
-            ``value_path`` that sublayers of a block name themselves, else what the module tree and the shapes say.
+        pattern: regular expression for the writers, as in :func:`residual_writers`.
+        value_pattern: regular expression for the other matrices of the path (value, fused qkv, MLP up). Without both:
+            the ``value_path`` that sublayers of a block name themselves, else what the module tree and the shapes say.
 
     Raises:
-        ValueError: nothing was found, not the same in every block of a stack, or only one pattern was given.
+        ValueError: nothing matches, not the same in every block of a stack, or only one pattern was given.
     """
     if pattern is None and value_pattern is None:
-        return _collect(module, _found_value_path, None, "pattern")
+        return _collect(module, _select_value_path, None, "pattern")
     if pattern is None or value_pattern is None:
         raise ValueError("this rule scales the whole value path: give both pattern= (writers) and value_pattern=")
     writers = {id(matrix.parameter): matrix for matrix in residual_writers(module, pattern)}
@@ -114,8 +114,7 @@ def scale_(matrix: Matrix, factor: float) -> None:
     """Multiply a matrix in place; of a fused qkv matrix [3d, d] (HF Conv1D: [d, 3d]) only the value part."""
     parameter: Any = matrix.parameter
     if matrix.fused is None:
-        local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        local.mul_(factor)
+        to_local(parameter).mul_(factor)
         return
     dimension = output_dimension(matrix.owner)
     scaling = torch.ones(parameter.shape[dimension], device=parameter.device, dtype=parameter.dtype)
@@ -133,117 +132,117 @@ def output_dimension(owner: nn.Module) -> int:
     return 1 if type(owner).__name__ == "Conv1D" else 0
 
 
-# --- what is chosen in a block --------------------------------------------------------------------------------------
+# --- what is selected in a block ------------------------------------------------------------------------------------
 
 
-def _found_writers(_: str, block: nn.Module) -> _Choice:
+def _select_writers(block: Block) -> _Selection:
     writers = _declared(block, "writer")
-    return _Choice(writers, writers, len(writers)) if writers else _found(block, lambda each: [each.writer])
+    return _Selection(writers, writers, len(writers)) if writers else _recognise(block, _writer_of)
 
 
-def _found_value_path(_: str, block: nn.Module) -> _Choice:
-    declared = _declared(block, "value_path")
-    return _Choice(declared, _declared(block, "writer"), len(declared)) if declared else _found(block, _path_of)
+def _select_value_path(block: Block) -> _Selection:
+    path = _declared(block, "value_path")
+    return _Selection(path, _declared(block, "writer"), len(path)) if path else _recognise(block, _path_of)
 
 
-def _found(block: nn.Module, wanted: Callable[[Sublayer], Sequence[Projection]]) -> _Choice:
-    found = sublayers(block)
-    chosen = frozenset(id(each.parameter) for sublayer in found for each in wanted(sublayer))
-    writers = frozenset(id(sublayer.writer.parameter) for sublayer in found)
-    kinds = frozenset(sublayer.kind for sublayer in found)
+def _recognise(block: Block, matrices_of: Callable[[Sublayer], Sequence[Projection]]) -> _Selection:
+    sublayers = find_sublayers(block.module)
+    selected = frozenset(id(matrix.parameter) for sublayer in sublayers for matrix in matrices_of(sublayer))
+    writers = frozenset(id(sublayer.writer.parameter) for sublayer in sublayers)
     # Attention and feed-forward may be blocks of their own (x-transformers); experts come in any number.
-    return _Choice(chosen, writers, len(found) if len(found) < 2 else kinds, kinds)
+    count = len(sublayers) if len(sublayers) < 2 else None
+    return _Selection(selected, writers, count, frozenset(sublayer.kind for sublayer in sublayers))
+
+
+def _writer_of(sublayer: Sublayer) -> Sequence[Projection]:
+    return (sublayer.writer,)
 
 
 def _path_of(sublayer: Sublayer) -> Sequence[Projection]:
     if sublayer.kind == "feed_forward":
         return (*sublayer.readers, sublayer.writer)
-    values = [each for each in sublayer.readers if VALUE_READER.match(each.word)]
-    return (*(values or [each for each in sublayer.readers if is_fused(each.name)]), sublayer.writer)
+    values = [reader for reader in sublayer.readers if VALUE_READER.match(reader.word)]
+    return (*(values or [reader for reader in sublayer.readers if is_fused(reader.name)]), sublayer.writer)
 
 
-def _by_pattern(pattern: str, are_writers: bool) -> _Chooser:
-    def choose(path: str, block: nn.Module) -> _Choice:
-        chosen = frozenset(
+def _by_pattern(pattern: str, are_writers: bool) -> _Selector:
+    def select(block: Block) -> _Selection:
+        selected = frozenset(
             id(parameter)
-            for raw, parameter in block.named_parameters()
-            if re.search(pattern, name := join(path, clean_name(raw)))
+            for raw, parameter in block.module.named_parameters()
+            if re.search(pattern, name := join(block.name, clean_name(raw)))
             and not name.endswith("bias")
-            and not is_norm(block.get_submodule(raw.rpartition(".")[0]))
+            and not is_norm(block.module.get_submodule(raw.rpartition(".")[0]))
         )
-        return _Choice(chosen, chosen if are_writers else _declared(block, "writer"), len(chosen))
+        return _Selection(selected, selected if are_writers else _declared(block, "writer"), len(selected))
 
-    return choose
+    return select
 
 
-def _declared(block: nn.Module, attribute: str) -> frozenset[int]:
+def _declared(block: Block, attribute: str) -> frozenset[int]:
     """Ids of the weights of the modules that any part of ``block`` names under ``attribute``."""
-    named = [getattr(part, attribute, None) for part in block.modules()]
-    modules = [m for each in named for m in (each if isinstance(each, tuple | list) else [each])]
+    declared = [getattr(part, attribute, None) for part in block.module.modules()]
+    modules = [m for value in declared for m in (value if isinstance(value, tuple | list) else [value])]
     return frozenset(id(m.weight) for m in modules if isinstance(m, nn.Module) and hasattr(m, "weight"))
 
 
 # --- over all blocks ------------------------------------------------------------------------------------------------
 
 
-def _collect(module: nn.Module, choose: _Chooser, pattern: str | None, argument: str) -> tuple[Matrix, ...]:
-    found: dict[int, Matrix] = {}
-    given = f"{argument}={pattern!r}"
-    for stack in stacks(module):
-        choices = [choose(name, block) for name, (_, block) in zip(stack.names, stack.blocks, strict=True)]
-        if any(choice.chosen for choice in choices):
-            _check_even(
-                module, stack, choices, f"{given} does not match" if pattern else "the writers found do not cover"
-            )
-        pairs = _pairs(choices)
-        for (index, block), name, choice in zip(stack.blocks, stack.names, choices, strict=True):
-            for matrix in _matrices(stack, index, name, block, choice):
-                layer = replace(matrix, layer=index // 2 + 1, layers=(stack.layers + 1) // 2) if pairs else matrix
-                found.setdefault(id(matrix.parameter), layer)
-    if not found:
+def _collect(module: nn.Module, select: _Selector, pattern: str | None, argument: str) -> tuple[Matrix, ...]:
+    matrices: dict[int, Matrix] = {}
+    what = f"{argument}={pattern!r}"
+    for stack in find_stacks(module):
+        selections = [select(block) for block in stack.blocks]
+        uneven = _unevenness(stack, selections)
+        if uneven:
+            does_not = f"{what} does not match" if pattern else "the writers found do not cover"
+            raise ValueError(f"{does_not} all blocks alike ({uneven}). Seen:\n{describe(module)}")
+        for matrix in _matrices(stack, selections):
+            matrices.setdefault(id(matrix.parameter), matrix)
+    if not matrices:
+        nothing = f"{what} matches nothing" if pattern else "no residual writers were found"
         flat = any("_flat_param" in name for name, _ in module.named_parameters())
-        what = f"{given} matches nothing" if pattern else "no residual writers were found"
         then = "FSDP has merged the weights: use_orig_params=True" if flat else f"give {argument}= a regular expression"
-        raise ValueError(f"{what}: {then}. Seen:\n{describe(module)}")
-    return tuple(found.values())
+        raise ValueError(f"{nothing}: {then}. Seen:\n{describe(module)}")
+    return tuple(matrices.values())
 
 
-def _check_even(module: nn.Module, stack: Stack, choices: Sequence[_Choice], what: str) -> None:
-    if len({choice.evenness for choice in choices}) > 1:
-        counts: dict[int, list[str]] = {}
-        for (index, _), choice in zip(stack.blocks, choices, strict=True):
-            counts.setdefault(len(choice.chosen), []).append(str(index))
-        listed = "; ".join(f"{count} in {_some(blocks)}" for count, blocks in sorted(counts.items()))
-        raise ValueError(f"{what} all blocks alike ({listed}). Seen:\n{describe(module)}")
+def _unevenness(stack: Stack, selections: Sequence[_Selection]) -> str:
+    """Which blocks have how many matrices, where that should be the same; empty if it is, or if nothing is selected."""
+    alike = len({selection.kinds if selection.count is None else selection.count for selection in selections}) == 1
+    if alike or not any(selection.selected for selection in selections):
+        return ""
+    blocks: dict[int, list[str]] = {}
+    for block, selection in zip(stack.blocks, selections, strict=True):
+        blocks.setdefault(len(selection.selected), []).append(str(block.index))
+    return "; ".join(f"{count} in {_some(indices)}" for count, indices in sorted(blocks.items()))
 
 
-def _pairs(choices: Sequence[_Choice]) -> bool:
-    """Whether attention and feed-forward are listed as blocks of their own, so that two make a layer."""
-    kinds = [choice.kinds for choice in choices]
-    return all(choice.evenness == 1 for choice in choices) and len(frozenset().union(*kinds)) > 1
+def _some(indices: Sequence[str]) -> str:
+    return f"block{'s' if len(indices) > 1 else ''} {', '.join(indices[:6])}{', ...' if len(indices) > 6 else ''}"
 
 
-def _matrices(stack: Stack, index: int, path: str, block: nn.Module, choice: _Choice) -> Iterator[Matrix]:
-    for raw, parameter in block.named_parameters():
-        if id(parameter) in choice.chosen:
-            name = join(path, clean_name(raw))
-            owner, around = _owner(block, raw)
-            why = refuses_scaling(owner)
-            if why:
-                raise ValueError(f"{name} cannot be scaled: {why}. Rescale before parametrizing, or leave it out.")
-            writer = id(parameter) in choice.writers
-            fused = layout_of(name, parameter, owner, around) if not writer and is_fused(name) else None
-            yield Matrix(name, parameter, owner, block, stack.label, index + 1, stack.layers, writer, fused)
+def _matrices(stack: Stack, selections: Sequence[_Selection]) -> Iterator[Matrix]:
+    """The matrices of a stack; attention and feed-forward that are listed as blocks of their own make one layer."""
+    kinds = {kind for selection in selections for kind in selection.kinds}
+    pairs = all(selection.count == 1 for selection in selections) and len(kinds) > 1
+    for block, selection in zip(stack.blocks, selections, strict=True):
+        for raw, parameter in block.module.named_parameters():
+            if id(parameter) in selection.selected:
+                matrix = _matrix(stack, block, raw, parameter, id(parameter) in selection.writers)
+                yield replace(matrix, layer=block.index // 2 + 1, layers=(stack.layers + 1) // 2) if pairs else matrix
 
 
-def _owner(block: nn.Module, raw_name: str) -> tuple[nn.Module, nn.Module]:
-    """The module whose matrix a parameter is, past a parametrization and adapters, and the module around it."""
+def _matrix(stack: Stack, block: Block, raw_name: str, parameter: nn.Parameter, is_writer: bool) -> Matrix:
+    name = join(block.name, clean_name(raw_name))
     parts = raw_name.split(".")[:-1]
     if "parametrizations" in parts:
         parts = parts[: parts.index("parametrizations")]
-    around = [part for part in parts if part != "base_layer"][:-1]
-    return unwrap(block.get_submodule(".".join(parts))), unwrap(block.get_submodule(".".join(around)))
-
-
-def _some(blocks: Sequence[str]) -> str:
-    return f"block{'s' if len(blocks) > 1 else ''} {', '.join(blocks[:6])}{', ...' if len(blocks) > 6 else ''}"
+    owner = unwrap(block.module.get_submodule(".".join(parts)))
+    why = refuses_scaling(owner)
+    if why:
+        raise ValueError(f"{name} cannot be scaled: {why}. Rescale before parametrizing, or leave it out.")
+    around = unwrap(block.module.get_submodule(".".join([part for part in parts if part != "base_layer"][:-1])))
+    fused = layout_of(name, parameter, owner, around) if not is_writer and is_fused(name) else None
+    return Matrix(name, parameter, owner, block.module, stack.label, block.index + 1, stack.layers, is_writer, fused)

@@ -1,4 +1,4 @@
-"""Profile Admin's omegas on the first real batches, before the first step."""
+"""Measure Admin's omegas on the first training batch, before the first step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from lightning_norms.anatomy.sharding import is_deepspeed, is_flattened, parts_with, reshard
+from lightning_norms.anatomy.sharding import parts_with, reshard, weight_keeper
 
 
 class AdminProfile(Callback):
-    """Runs the first training batch once without training, and lets Admin's residuals set their omegas from it.
+    """Runs the first training batch once without training, from which Admin's residuals set their omegas.
 
     ::
 
         first batch -> training_step, no gradient -> omega_(i+1)^2 = omega_i^2 + Var(f_i) / Var(x_i) -> train
 
-    It talks to every submodule that has ``begin_profile()`` and ``end_profile(omega)``, in the order in which they
-    stand. Once in the life of the weights: never on a resume, a second fit, or without such a submodule. Ranks profile
-    on rank 0's batch, so all agree.
+    It calls ``begin_profile()`` and ``end_profile(omega)`` of every submodule that has them, in the order in which they
+    were registered. Weights are profiled exactly once: never on a resume or in a second fit. All ranks take the omegas
+    of rank 0.
 
     Raises:
-        ValueError: before the first step, if there is something to profile and the strategy holds its weights
-            elsewhere (DeepSpeed, FSDP1).
+        ValueError: before the first step, under DeepSpeed or FSDP1, if there is something to profile.
 
     Example:
         >>> trainer = Trainer(callbacks=[AdminProfile()], logger=False, enable_checkpointing=False)
@@ -41,17 +40,21 @@ class AdminProfile(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Before the very first step only."""
         if self._omegas or trainer.global_step > 0:
             return
         parts: list[Any] = parts_with(pl_module, "begin_profile")
         if not parts:
             return
-        _refuse(trainer.strategy)
+        keeper = weight_keeper(trainer.strategy)
+        if keeper is not None:
+            raise ValueError(
+                f"AdminProfile: {keeper} keeps the weights elsewhere, so omegas cannot be set here: train with ddp or "
+                "FSDP2 (ModelParallelStrategy), or leave AdminProfile out for omega = 1."
+            )
         reshard(pl_module)
         for part in parts:
             part.begin_profile()
-        with torch.random.fork_rng(), torch.no_grad(), _not_logging(pl_module):
+        with torch.random.fork_rng(), torch.no_grad(), _without_logging(pl_module):
             pl_module.training_step(batch, batch_idx)
         reshard(pl_module)
         omegas = [1.0]
@@ -62,27 +65,16 @@ class AdminProfile(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """The omegas that were set: plain numbers."""
         return {"omegas": list(self._omegas)}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A resumed run is not profiled again."""
         self._omegas = list(state_dict["omegas"])
 
 
-def _refuse(strategy: Any) -> None:
-    name = "DeepSpeed" if is_deepspeed(strategy) else "FSDP1" if is_flattened(strategy.model) else ""
-    if name:
-        raise ValueError(
-            f"AdminProfile: {name} keeps the weights elsewhere, so omegas cannot be set here: train with ddp or FSDP2 "
-            "(ModelParallelStrategy), or leave AdminProfile out for omega = 1."
-        )
-
-
 @contextmanager
-def _not_logging(module: LightningModule) -> Iterator[None]:
-    """What ``training_step`` logs here belongs to no step."""
+def _without_logging(module: LightningModule) -> Iterator[None]:
+    # What `training_step` logs here belongs to no step.
     names = ("log", "log_dict")
     for name in names:
         module.__dict__[name] = lambda *_, **__: None

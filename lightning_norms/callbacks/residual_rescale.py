@@ -1,4 +1,4 @@
-"""Scale the matrices that write into the residual stream, once in the life of the weights."""
+"""Scale the matrices that write into the residual stream, exactly once, before training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.rescaling import check_rule, is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
+from lightning_norms.anatomy.writers import Matrix
+from lightning_norms.checks import check_pattern
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 
 TUNERS = re.compile(r"\.(lr_find|scale_batch_size)_")  # files that Lightning's tuners leave in trainer.ckpt_path
-MARK = "residual_rescaled"
 SETTLED = "_residual_rescale_settled"
 
 
@@ -33,17 +34,17 @@ class ResidualRescale(Callback):
                               └─ fresh ────────────────────────────> W <- gain(layer, layers) * W, one line says so
 
     Only these matrices change. Frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
-    predict never touch a weight. The module is marked with ``residual_rescaled = True`` and the callback's state goes
-    into the checkpoint. Learning rates found by ``Tuner.lr_find`` belong to the model before the rescale.
+    predict change no weight. The module is marked with ``residual_rescaled = True``, and the callback's state goes into
+    checkpoints. A learning rate from ``Tuner.lr_find`` belongs to the model before the rescale.
 
     Args:
         rule: the factor, see :mod:`lightning_norms.rescale_rules`.
-        pattern: regular expression for the writers' parameter names, where they are not found without it:
-            :func:`lightning_norms.describe` shows what is found.
-        value_pattern: the same for the rest of the value path (value or fused qkv, MLP up): DeepNorm only.
-        when: ``"auto"`` refuses trained weights and skips an init that already has the factor; ``"always"`` trusts you.
-            Neither applies it on a resume or on a second fit; but ``ddp_spawn`` trains a copy, and the module of the
-            main process does not know of it: there keep to ``"auto"``.
+        pattern: regular expression for the parameter names of the writers, where they are not recognised without it:
+            see :func:`lightning_norms.describe`.
+        value_pattern: regular expression for the rest of the value path (value or fused qkv, MLP up): DeepNorm only.
+        when: ``"auto"`` refuses trained weights and skips an init that already has the factor; ``"always"`` checks
+            neither. Both leave a resumed run and a second fit alone; but ``ddp_spawn`` trains a copy, so that a second
+            fit looks like the first: use ``"auto"`` there.
 
     Raises:
         TypeError: ``rule`` is no rule.
@@ -65,44 +66,39 @@ class ResidualRescale(Callback):
         when: Literal["auto", "always"] = "auto",
     ) -> None:
         super().__init__()
-        if not isinstance(rule, RescaleRule):
-            raise TypeError(f"ResidualRescale: rule must be a RescaleRule such as GPT2Rescale(), got {rule!r}")
+        check_rule("ResidualRescale", rule)
         if when not in ("auto", "always"):
             raise ValueError(f"ResidualRescale: when must be 'auto' or 'always', got {when!r}")
         if value_pattern is not None and not rule.whole_value_path:
             raise ValueError(f"ResidualRescale: {type(rule).__name__} scales writers only: leave out value_pattern")
-        for given in filter(None, (pattern, value_pattern)):
-            try:
-                re.compile(given)
-            except re.error as error:
-                raise ValueError(f"ResidualRescale: {given!r} is not a regular expression: {error}") from None
+        check_pattern("ResidualRescale", "pattern", pattern)
+        check_pattern("ResidualRescale", "value_pattern", value_pattern)
         self.rule, self.pattern, self.value_pattern, self.when = rule, pattern, value_pattern, when
         self._state: dict[str, Any] = {"rescaled": False}
         self._resumed = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Before anything is restored: no checkpoint has been seen in this run."""
-        self._resumed = False
+        self._resumed = False  # nothing is restored yet
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Tell a resume from the restore at step 0 by which Lightning's tuners put the first weights back."""
+        # Lightning's tuners restore the first weights at step 0, which is no resume.
         self._resumed = self._resumed or checkpoint.get("global_step", 1) > 0
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rescale fresh weights; here every strategy has built and wrapped the model, and nothing has trained yet."""
-        # FSDP and model-parallel strategies restore after this hook, which overwrites what is done here.
+        # Every strategy has built and wrapped the model here, and nothing has trained yet. FSDP and model-parallel
+        # strategies restore after this hook, which overwrites what is done here.
         resumed = self._resumed or not (trainer.ckpt_path is None or TUNERS.match(Path(trainer.ckpt_path).name))
         if resumed and self._state["rescaled"]:
-            setattr(pl_module, MARK, True)
-        if resumed or getattr(pl_module, MARK, False) or getattr(pl_module, SETTLED, False):
+            mark_rescaled(pl_module)
+        if resumed or is_rescaled(pl_module) or getattr(pl_module, SETTLED, False):
             setattr(pl_module, SETTLED, True)
             return
         if is_deepspeed(trainer.strategy):
             raise ValueError("ResidualRescale: DeepSpeed has copied the weights by now: rescale in configure_model")
-        matrices = self._matrices(pl_module)
+        matrices = matrices_of(self.rule, pl_module, self.pattern, self.value_pattern)
         if any(matrix.parameter.is_meta for matrix in matrices):
             raise ValueError("ResidualRescale: the weights are still on the meta device: give them values before fit")
         if self.when == "auto" and trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False):
@@ -114,7 +110,7 @@ class ResidualRescale(Callback):
             self._settle(pl_module, [])
             rank_zero_info(f"ResidualRescale: this init already has {self.rule}; nothing changed.")
             return
-        factors = self._scale(matrices)
+        factors = rescale(matrices, self.rule)
         if factors:
             self._settle(pl_module, factors)
         rank_zero_info(_line(self.rule, matrices, factors))
@@ -129,20 +125,8 @@ class ResidualRescale(Callback):
         """Remember what the checkpoint's run did."""
         self._state = dict(state_dict)
 
-    def _matrices(self, module: nn.Module) -> tuple[Matrix, ...]:
-        if self.rule.whole_value_path:
-            return value_path(module, self.pattern, self.value_pattern)
-        return residual_writers(module, self.pattern)
-
-    def _scale(self, matrices: Sequence[Matrix]) -> list[float]:
-        free = [matrix for matrix in matrices if matrix.parameter.requires_grad]
-        factors = [self.rule.gain(matrix.layer, matrix.layers) for matrix in free]
-        for matrix, factor in zip(free, factors, strict=True):
-            scale_(matrix, factor)
-        return factors
-
     def _settle(self, module: nn.Module, factors: list[float]) -> None:
-        setattr(module, MARK, True)
+        mark_rescaled(module)
         self._state = {"rescaled": True, "rule": repr(self.rule), "matrices": len(factors)}
         if factors:
             self._state |= {"lowest_factor": min(factors), "highest_factor": max(factors)}

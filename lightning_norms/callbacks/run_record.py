@@ -1,36 +1,47 @@
-"""``RunRecord``: what a run ended with, in one file that is whole or not there."""
+"""``RunRecord``: the results of a run in one file, which is complete or absent."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
 
+from lightning_norms.measuring.batch_history import BatchHistory
 from lightning_norms.measuring.depth_history import DepthHistory
-from lightning_norms.measuring.spike_score import SpikeScore
 from lightning_norms.metrics import GRAD_NORM, VAL_BITS_PER_BYTE
 from lightning_norms.reports.typed_json import as_plain
 
 FILE = "record.json"
 CACHE_POSITIONS, CACHE_BYTES = 4096, 2
-"""The key/value cache is told for this many tokens in bfloat16."""
+"""The key/value cache size is reported for this many tokens in bfloat16."""
+POINTS = 1000
+"""Most validations in the record."""
 _SCORE_ENDS = VAL_BITS_PER_BYTE.of("{}").rpartition("/")[2]
 
 
 class RunRecord(Callback):
-    """Writes ``record.json`` to the log folder when a fit has come to its end: what ``compare`` puts in its table.
+    """Writes ``record.json`` to the log folder when a fit has come to its end: the row that ``compare`` tabulates.
 
-    The record holds scores of every validation set, training loss by batch, seconds a step, trained parameters, bytes
-    of the key/value cache, SpikeScore, LRFallback's events and DepthMonitor's gradients where those are there. It goes
-    into checkpoints, so that an interrupted run that is resumed ends with the record of an uninterrupted one. A fit
-    that crashes, or is interrupted, leaves no record.
+    ==================================  =================================================================
+    ``scores``, ``curve``               of every validation set, at the end and at each validation
+    ``losses``, ``loss_stride``         training loss of every ``loss_stride``-th batch, at most 10,000
+    ``seconds_per_step``                median over the batches, without validation
+    ``steps``, ``parameters``           optimizer steps; trained parameters
+    ``kv_cache_bytes``                  of our decoder, for 4,096 tokens in bfloat16
+    ``spike_score``                     share of batches whose loss is far above the 128 before
+    ``events``                          what ``LRFallback`` did, by action
+    ``gradient_first``, ``_last``       norms by depth from ``DepthMonitor``
+    ==================================  =================================================================
+
+    Its state goes into checkpoints, so that an interrupted run that is resumed ends with the record of an uninterrupted
+    one. A fit that crashes, or is interrupted, leaves no record. Losses are read from the device every 100 batches.
 
     Works on any LightningModule: without our bits per byte, scores are what validation logs with "loss" in its name.
 
@@ -59,44 +70,43 @@ class RunRecord(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
+        self.history = BatchHistory()
         self.curve: list[dict[str, float]] = []
-        self._clock = 0.0
-        self._did_something = False
+        self._has_news = False
         self._restored = False
 
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A second fit has a record of its own; a resumed one goes on."""
-        if not self._restored:
+        if not self._restored:  # a second fit has a record of its own
             self._reset()
-        self._restored = self._did_something = False
+        self._restored = self._has_news = False
 
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Start the clock."""
-        self._clock = time.perf_counter()
+        self.history.start(pl_module.device)
 
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """One loss; reading it waits for the device, so the clock is true there too."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor):
-            self.losses.append(float(loss.detach()) * trainer.accumulate_grad_batches)  # Lightning has divided it
-        self.seconds.append(time.perf_counter() - self._clock)
-        self._did_something = True
+        # Lightning has divided the loss by the accumulation window.
+        tensor = loss if isinstance(loss, torch.Tensor) else None
+        self.history.end(pl_module.device, tensor, trainer.accumulate_grad_batches)
+        self._has_news = True
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """One point of the curve."""
         if not trainer.sanity_checking:
-            self.curve.append({"step": float(trainer.global_step), **_scores(trainer)})
-            self._did_something = True
+            kept = self.curve if len(self.curve) < POINTS else self.curve[::2]
+            self.curve = [*kept, {"step": float(trainer.global_step), **_scores(trainer)}]
+            self._has_news = True
 
+    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file."""
         folder = self.folder or trainer.log_dir
-        # A fit that was resumed behind its last step has not validated: there is nothing that it could tell.
-        if folder is None or trainer.interrupted or not trainer.is_global_zero or not self._did_something:
+        # A fit that was resumed behind its last step has neither trained nor validated: it has no news.
+        if folder is None or trainer.interrupted or not trainer.is_global_zero or not self._has_news:
             return
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +115,8 @@ class RunRecord(Callback):
         part.replace(path)
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        last = dict(self.curve[-1]) if self.curve else {}
+        self.history.read()
+        last, seconds = dict(self.curve[-1]) if self.curve else {}, self.history.seconds.values
         last.pop("step", None)
         cache = getattr(pl_module, "kv_cache_bytes", None)
         first_gradient, last_gradient = _gradients(trainer)
@@ -113,27 +124,24 @@ class RunRecord(Callback):
             "scores": last,
             "steps": trainer.global_step,
             "parameters": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
-            "seconds_per_step": statistics.median(self.seconds) if self.seconds else None,
+            "seconds_per_step": statistics.median(seconds) if seconds else None,
             "kv_cache_bytes": cache(CACHE_POSITIONS, CACHE_BYTES) if cache is not None else None,
-            "spike_score": _spike_score(self.losses),
+            "spike_score": self.history.spike_score(),
             "events": _events(trainer),
-            "losses": self.losses,
+            "losses": self.history.losses.values,
+            "loss_stride": self.history.losses.stride,
             "curve": self.curve,
             "gradient_first": first_gradient,
             "gradient_last": last_gradient,
         }
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far: plain lists."""
-        return {
-            "losses": list(self.losses),
-            "seconds": list(self.seconds),
-            "curve": [dict(point) for point in self.curve],
-        }
+        return {"history": self.history.state_dict(), "curve": [dict(point) for point in self.curve]}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on behind it."""
-        self.losses, self.seconds = list(state_dict["losses"]), list(state_dict["seconds"])
+        self.history.load_state_dict(state_dict["history"])
         self.curve = [dict(point) for point in state_dict["curve"]]
         self._restored = True
 
@@ -155,26 +163,20 @@ def _scores(trainer: Trainer) -> dict[str, float]:
     return ours or {name: value for name, value in values.items() if "loss" in name}
 
 
-def _spike_score(losses: list[float]) -> float | None:
-    score = SpikeScore()
-    for loss in losses:
-        score.update(loss)
-    return score.value() if score.judged else None
-
-
 def _events(trainer: Trainer) -> dict[str, int] | None:
-    """What a fallback says that it has done; callbacks know each other by what they have, not by class."""
+    """How often LRFallback did what; callbacks recognise each other by their attributes, not by class."""
     logs = [callback.events for callback in trainer.callbacks if hasattr(callback, "events")]  # type: ignore[attr-defined]
     return dict(Counter(event.action for log in logs for event in log)) if logs else None
 
 
 def _gradients(trainer: Trainer) -> tuple[dict[str, float] | None, dict[str, float] | None]:
-    """By depth, at the first and at the last step that a monitor has in its history."""
+    """Gradient norms by depth at the first and at the last step that DepthMonitor has recorded."""
     histories = [getattr(callback, "history", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    for history in (each for each in histories if isinstance(each, DepthHistory)):
-        profile = history.profile(GRAD_NORM.of(""))
-        if profile.steps:
-            ends = ({g: row[at] for g, row in zip(profile.groups, profile.values, strict=True)} for at in (0, -1))
-            first, last = ends
+    for history in histories:
+        profile = history.profile(GRAD_NORM.of("")) if isinstance(history, DepthHistory) else None
+        if profile is not None and profile.steps:
+            first, last = (
+                {group: row[at] for group, row in zip(profile.groups, profile.values, strict=True)} for at in (0, -1)
+            )
             return first, last
     return None, None

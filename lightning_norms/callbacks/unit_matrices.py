@@ -1,18 +1,20 @@
-"""Keep every matrix made of unit vectors, as nGPT asks: the other half of that design."""
+"""Keep the vectors of every matrix at length 1, which the placement nGPT needs."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_norms.anatomy.sharding import is_deepspeed, is_flattened, reshard
+from lightning_norms.anatomy.sharding import reshard, weight_keeper
 from lightning_norms.anatomy.writers import output_dimension, residual_writers
+from lightning_norms.checks import check_pattern
 
 
 class UnitMatrices(Callback):
@@ -27,10 +29,10 @@ class UnitMatrices(Callback):
     tables that are bare parameters stay as they are. Use it with weight decay 0 and no warmup (both in the paper).
 
     Args:
-        pattern: regular expression for the writers' parameter names, where they are not found without it.
+        pattern: regular expression for the parameter names of the writers, where they are not recognised without it.
 
     Raises:
-        ValueError: if ``pattern`` is no regular expression; when training starts, if no writer is found, or under
+        ValueError: if ``pattern`` is no regular expression; when training starts, if there is no writer, or under
             DeepSpeed or FSDP1.
 
     Example:
@@ -41,74 +43,69 @@ class UnitMatrices(Callback):
 
     def __init__(self, pattern: str | None = None) -> None:
         super().__init__()
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"UnitMatrices: {pattern!r} is not a regular expression: {error}") from None
+        check_pattern("UnitMatrices", "pattern", pattern)
         self.pattern = pattern
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put everything on the sphere, and hook on to the optimizers."""
-        self._remove()
-        name = (
-            "DeepSpeed" if is_deepspeed(trainer.strategy) else "FSDP1" if is_flattened(trainer.strategy.model) else ""
-        )
-        if name:
+        self._hooks.close()
+        keeper = weight_keeper(trainer.strategy)
+        if keeper is not None:
             raise ValueError(
-                f"UnitMatrices: {name} keeps the weights in flat pieces, where a matrix has no rows: train with ddp or "
-                "FSDP2 (ModelParallelStrategy)."
+                f"UnitMatrices: {keeper} keeps the weights in flat pieces, where a matrix has no rows: train with ddp "
+                "or FSDP2 (ModelParallelStrategy)."
             )
         reshard(pl_module)
-        directions = matrices_and_directions(pl_module, self.pattern)
-        normalise(directions)
+        matrices = unit_matrices(pl_module, self.pattern)
+        normalise(matrices)
         for optimizer in trainer.optimizers:
-            self._handles.append(optimizer.register_step_post_hook(lambda *_: normalise(directions)))
+            self._hooks.callback(optimizer.register_step_post_hook(lambda *_: normalise(matrices)).remove)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the optimizers as they were."""
-        self._remove()
+        self._hooks.close()
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The same."""
-        self._remove()
-
-    def _remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": []}
+        return {**self.__dict__, "_hooks": ExitStack()}
 
 
-def matrices_and_directions(module: nn.Module, pattern: str | None = None) -> list[tuple[Tensor, int]]:
+@dataclass(frozen=True)
+class UnitMatrix:
+    """A matrix whose vectors along dimension ``along`` have length 1."""
+
+    weight: Tensor
+    along: int
+
+
+def unit_matrices(module: nn.Module, pattern: str | None = None) -> list[UnitMatrix]:
     """Every matrix once, with the dimension along which its vectors lie.
 
     Example:
         >>> from lightning_norms.model.decoder import Decoder, DecoderConfig
-        >>> found = matrices_and_directions(Decoder(DecoderConfig(vocab_size=11, d_model=8, n_layers=1)))
-        >>> [(tuple(matrix.shape), along) for matrix, along in found][-2:]
+        >>> decoder = Decoder(DecoderConfig(vocab_size=11, d_model=8, n_layers=1))
+        >>> [(tuple(matrix.weight.shape), matrix.along) for matrix in unit_matrices(decoder)][-2:]
         [((32, 8), 1), ((8, 32), 0)]
     """
     writers = {id(matrix.parameter) for matrix in residual_writers(module, pattern)}
-    found: dict[int, tuple[Tensor, int]] = {}
+    matrices: dict[int, UnitMatrix] = {}
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding) or type(part).__name__ == "Conv1D":
             weight: Any = part.weight
             outputs = output_dimension(part)
             if weight.requires_grad:
-                found.setdefault(id(weight), (weight, outputs if id(weight) in writers else 1 - outputs))
-    return list(found.values())
+                along = outputs if id(weight) in writers else 1 - outputs
+                matrices.setdefault(id(weight), UnitMatrix(weight, along))
+    return list(matrices.values())
 
 
 @torch.no_grad()
-def normalise(directions: list[tuple[Tensor, int]]) -> None:
-    """In place, lengths in float32."""
-    for matrix, along in directions:
-        length = torch.linalg.vector_norm(matrix, dim=along, keepdim=True, dtype=torch.float32)
-        matrix.div_(length.clamp(min=1e-12).to(matrix.dtype))
+def normalise(matrices: Sequence[UnitMatrix]) -> None:
+    """Divide the vectors by their lengths in place; lengths are computed in float32."""
+    for matrix in matrices:
+        length = torch.linalg.vector_norm(matrix.weight, dim=matrix.along, keepdim=True, dtype=torch.float32)
+        matrix.weight.div_(length.clamp(min=1e-12).to(matrix.weight.dtype))

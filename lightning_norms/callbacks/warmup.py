@@ -12,12 +12,11 @@ from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.learning_rate import (
-    Curtain,
     Factors,
-    draw_curtain,
+    HideFactors,
     effective_learning_rates,
     factors_of,
-    lift_curtain,
+    hide_after_monitor,
 )
 from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
@@ -31,20 +30,20 @@ class Warmup(Callback):
 
     It works with any scheduler or none, in automatic and manual optimization, without a change to the module. A step
     is one that the optimizer really took, counted for each optimizer on its own: accumulation counts once a window,
-    and one that the fp16 GradScaler skipped does not advance the warmup (Lightning steps the user's scheduler all the
-    same). Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run goes on with its
-    warmup; a checkpoint made without this callback starts it. A second ``Warmup`` on an optimizer is refused.
+    and a step that the fp16 GradScaler skips does not advance the warmup (Lightning still steps the user's scheduler).
+    Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run continues its warmup; a
+    checkpoint made without this callback starts it. A second ``Warmup`` on the same optimizer raises.
 
     Every ``Trainer(log_every_n_steps)`` steps all loggers get ``learning_rate/effective/<group>``. A
     ``LearningRateMonitor`` shows the effective learning rate if it stands after this callback, else the scheduler's.
 
     Args:
-        schedule: step -> factor.
+        schedule: factor by optimizer step, counted from 0.
 
     Raises:
         TypeError: when built, if ``schedule`` is no schedule.
-        ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have,
-            for instance ``UntunedWarmup`` the beta2 of SGD; under DeepSpeed.
+        ValueError: when training starts, if the schedule needs something that the run or its optimizer does not have
+            (``UntunedWarmup`` needs a beta2, which SGD lacks), or under DeepSpeed.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -62,18 +61,17 @@ class Warmup(Callback):
         self._steps: list[int] = []
         self._optimizers: list[Optimizer] = []
         self._factors: list[Factors] = []
-        self._curtain: Curtain | None = None
+        self._hider: HideFactors | None = None
         self._taken = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """A new fit starts over; a checkpoint is loaded after this."""
         if stage == "fit":
-            self._steps = []
+            self._steps = []  # a new fit starts over; a checkpoint is loaded after this
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Register with every optimizer: here, as sharded strategies restore their state after ``on_fit_start``."""
+        # Not in on_fit_start: sharded strategies restore their state after it.
         if is_deepspeed(trainer.strategy):
             raise ValueError(
                 "Warmup: DeepSpeed steps an optimizer of its own, which this callback does not reach: use the WarmupLR "
@@ -92,12 +90,11 @@ class Warmup(Callback):
             factors.set(NAME, schedule)
         self._factors = all_factors
         self._taken = sum(factors.taken for factors in all_factors)
-        self._curtain = draw_curtain(trainer, self)
+        self._hider = hide_after_monitor(trainer, self)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Let a monitor behind us read the effective learning rate."""
-        if self._curtain is not None:
+        if self._hider is not None:  # a monitor behind us reads the effective learning rate
             for factors in self._factors:
                 factors.show()
 
@@ -105,34 +102,30 @@ class Warmup(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log what the step used, at the step number of the losses that ``self.log`` wrote for it."""
         for factors in self._factors:
             factors.hide()  # a step whose exception was swallowed by manual optimization is still open
         taken = sum(factors.taken for factors in self._factors)
         stepped, self._taken = taken > self._taken, taken
         if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
+            # At the step number of the losses that `self.log` wrote for this step.
             rates = effective_learning_rates(self._optimizers)
             for logger in trainer.loggers:
                 logger.log_metrics(rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the optimizers as they were."""
         self._leave(trainer)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The same: Lightning calls neither ``on_fit_end`` nor ``teardown`` after an exception."""
-        self._leave(trainer)
+        self._leave(trainer)  # Lightning calls neither on_fit_end nor teardown after an exception
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Steps taken by each optimizer."""
         return {"steps": [factors.clock for factors in self._factors] or list(self._steps)}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember the steps for ``on_train_start``."""
         self._steps = list(state_dict["steps"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,8 +136,9 @@ class Warmup(Callback):
         for factors in self._factors:
             factors.remove(NAME)
         self._optimizers, self._factors = [], []
-        lift_curtain(trainer, self._curtain)
-        self._curtain = None
+        if self._hider in trainer.callbacks:  # type: ignore[attr-defined]
+            trainer.callbacks.remove(self._hider)  # type: ignore[attr-defined]
+        self._hider = None
 
 
 def _run(optimizer: Optimizer, total_steps: int | None) -> Run:

@@ -1,8 +1,7 @@
-"""One run's folder, one process that works in it: also between grids, and between the hosts of a cluster.
+"""A lock on a run folder: one process works in it at a time, also across grids and hosts of a cluster.
 
-The lock is ``flock`` on a file in the folder. It ends with the processes that hold it, so nothing has to be tidied up
-after ``kill -9``. Between hosts it holds where the shared file system says so: NFS does, Lustre if it is mounted with
-``flock``.
+The lock is ``flock`` on a file in the folder. It ends with the processes that hold it, so nothing is left behind after
+``kill -9``. It works between hosts if the shared file system supports it: NFS does, Lustre when mounted with ``flock``.
 """
 
 from __future__ import annotations
@@ -15,10 +14,14 @@ from pathlib import Path
 
 @contextmanager
 def alone(place: Path, on_wait: Callable[[], object]) -> Iterator[int | None]:
-    """Hold a run's folder, also against other grids; gives the lock, where the system has such locks.
+    """Hold the lock of a run folder; yields its descriptor, or None where the system has no such locks.
+
+    Args:
+        place: The run folder.
+        on_wait: Called when another process holds the lock, before waiting for it.
 
     Raises:
-        ValueError: if the file system has none.
+        ValueError: If the file system has no locks.
     """
     try:
         import fcntl

@@ -1,8 +1,8 @@
-"""Where text comes from: documents, the corpus that Python itself ships, and the user's files.
+"""Where text comes from: the corpus that Python itself ships, or the user's files.
 
 ::
 
-    Document  one text, opened anew each time it is read, so that nothing large is kept in memory
+    Document  one text, opened anew for each pass, so that nothing large stays in memory
     Corpus    a named, ordered tuple of documents, with a sha256 fingerprint of their bytes
 """
 
@@ -27,9 +27,9 @@ class Document:
     r"""One text: its name in messages, its size and how to open it.
 
     Args:
-        name: What error messages call it, such as the path of the file.
+        name: Name in error messages, such as the path of the file.
         size: Bytes of text.
-        open: Opens it for reading bytes from its start; called once per pass over the text.
+        open: Opens the text for reading bytes from its start; called once per pass.
 
     Example:
         >>> document = Document.of_text("note", "aé")
@@ -53,7 +53,7 @@ class Document:
         return cls(str(path), path.stat().st_size, partial(io.FileIO, path))
 
     def blocks(self) -> Iterator[bytes]:
-        """Its bytes, a megabyte at a time."""
+        """The bytes of the text, a megabyte at a time."""
         with self.open() as stream:
             while block := stream.read(READ_BYTES):
                 yield block
@@ -64,8 +64,8 @@ class Corpus:
     """A named, ordered tuple of documents.
 
     Args:
-        name: Short name, part of what the train/validation split is drawn from.
-        documents: The documents in the order in which they are read.
+        name: Short name; the train/validation split is drawn from it.
+        documents: The documents in reading order.
 
     Example:
         >>> corpus = Corpus("notes", (Document.of_text("a", "one"), Document.of_text("b", "two")))
@@ -98,23 +98,23 @@ class Corpus:
         return digest.hexdigest()
 
 
-def _code() -> Iterator[Document]:
+def _read_code() -> Iterator[Document]:
     folder = Path(sysconfig.get_path("stdlib"))
     return (Document.of_file(path) for path in sorted(folder.glob("*.py")) if path.stat().st_size)
 
 
-def _prose() -> Iterator[Document]:
+def _read_prose() -> Iterator[Document]:
     topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
     return (Document.of_text(f"pydoc_data.topics[{key!r}]", topics[key]) for key in sorted(topics))
 
 
-EMBEDDED: dict[str, Callable[[], Iterator[Document]]] = {"code": _code, "prose": _prose}
+EMBEDDED: dict[str, Callable[[], Iterator[Document]]] = {"code": _read_code, "prose": _read_prose}
 
 
 def embedded(name: str) -> Corpus:
     """The text that Python ships: ``"code"`` is its standard library, ``"prose"`` its reference manual.
 
-    About 4.7 MB of code and 0.5 MB of prose on Python 3.11. Another Python version has other text: compare
+    About 4.7 MB of code and 0.5 MB of prose on Python 3.11. Another Python version ships other text: compare
     :attr:`Corpus.fingerprint` before comparing numbers.
 
     Args:
@@ -142,47 +142,42 @@ def embedded(name: str) -> Corpus:
 
 
 def from_files(name: str, patterns: str | Iterable[str]) -> Corpus:
-    """The files that paths, folders and globs stand for, each once, sorted by path.
+    """The corpus of the files that match, each once, sorted by path.
 
-    A folder stands for every file below it, except hidden ones. Empty files are passed over.
+    A folder stands for every file below it, except hidden ones. Empty files are skipped.
 
     Args:
-        name: The corpus's name.
+        name: Name of the corpus.
         patterns: One or several of: a file, a folder, a glob such as ``"books/**/*.txt"``.
 
     Raises:
-        FileNotFoundError: If one of them stands for no file at all.
-        ValueError: If all the files are empty.
+        FileNotFoundError: If a pattern matches no file at all.
+        ValueError: If all files are empty.
     """
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    if not listed:
-        raise ValueError(f"data: {name!r} is an empty list: give at least one file, folder or glob")
-    paths = sorted({path for pattern in listed for path in _paths(name, pattern)}, key=lambda path: path.parts)
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    paths = sorted({path for pattern in listed for path in _find_files(name, pattern)}, key=lambda path: path.parts)
     documents = tuple(Document.of_file(path) for path in paths if path.stat().st_size)
     if not documents:
         raise ValueError(f"data: {name!r} has no text: {', '.join(map(str, paths[:3]))} is empty (0 bytes)")
     return Corpus(name, documents)
 
 
-def _paths(name: str, pattern: str) -> list[Path]:
+def _find_files(name: str, pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
-        return _listed(
-            (below for below in path.rglob("*") if not _is_hidden(below.relative_to(path))),
-            f"data: {name!r}: the folder {pattern!r} holds no file",
-        )
-    if glob.has_magic(pattern):
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
-        return _listed(map(Path, matches), f"data: {name!r}: the glob {pattern!r} matches no file")
-    raise FileNotFoundError(f"data: {name!r}: there is no file or folder {pattern!r} (looked from {Path.cwd()})")
-
-
-def _listed(candidates: Iterable[Path], otherwise: str) -> list[Path]:
-    files = [path for path in candidates if path.is_file()]
+        candidates: Iterable[Path] = (below for below in path.rglob("*") if not _is_hidden(below.relative_to(path)))
+        problem = f"the folder {pattern!r} holds no file"
+    elif glob.has_magic(pattern):
+        candidates = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob refuses absolute ones
+        problem = f"the glob {pattern!r} matches no file"
+    else:
+        candidates = ()
+        problem = f"there is no file or folder {pattern!r} (searched from {Path.cwd()})"
+    files = [candidate for candidate in candidates if candidate.is_file()]
     if not files:
-        raise FileNotFoundError(otherwise)
+        raise FileNotFoundError(f"data: {name!r}: {problem}")
     return files
 
 

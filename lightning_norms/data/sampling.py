@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def derived_key(*parts: object) -> int:
-    """64 bits that depend on every part and on nothing else (Python's own ``hash`` differs from run to run)."""
+def derive_key(*parts: object) -> int:
+    """Hash the parts to 64 bits that are the same in every run, unlike Python's own ``hash``."""
     digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 GOLDEN = 0x9E3779B97F4A7C15
 ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-"""Splitmix64's: shift to the right and exclusive or, then multiply."""
+"""Rounds of splitmix64: shift to the right and exclusive or, then multiply."""
 BLOCK = 1 << 15  # numbers that stay in the processor's cache through all rounds
 
 
@@ -34,9 +34,8 @@ BLOCK = 1 << 15  # numbers that stay in the processor's cache through all rounds
 def permutation(key: int, count: int) -> NDArray[np.int64]:
     """The numbers 0 ... count - 1 in an order that depends on ``key`` alone, on every machine and version.
 
-    Sorts them by a hash (numpy and torch do not promise the same permutation in their next version). The hash is
-    one-to-one, so the hashes alone are sorted, where they stand, and then turned back into the numbers: one array of
-    ``count``, where sorting positions takes three.
+    The numbers are sorted by a hash, because numpy and torch do not promise the same permutation in their next
+    version. The hash is one-to-one, so it is sorted in place and inverted: one array of ``count`` instead of three.
 
     Example:
         >>> permutation(1, 6).tolist()
@@ -64,7 +63,7 @@ def _mix(numbers: NDArray[np.uint64], start: int) -> None:
 
 
 def _unmix(numbers: NDArray[np.uint64], start: int) -> None:
-    """Undo :func:`_mix`: odd factors have an inverse modulo 2^64, and a shift undone twice has left 64 bits."""
+    # Odd factors have an inverse modulo 2^64, and two shifts in a row leave the 64 bits.
     for shift, factor in reversed(ROUNDS):
         numbers *= np.uint64(pow(factor, -1, 2**64))
         numbers ^= (numbers >> np.uint64(shift)) ^ (numbers >> np.uint64(2 * shift))
@@ -76,14 +75,14 @@ def _unmix(numbers: NDArray[np.uint64], start: int) -> None:
 class WindowOrder:
     """Training order: a pure function of (seed, step, rank).
 
-    Pass p starts at a hash-derived phase, cuts the stream into windows that do not overlap, and visits them in a
-    permutation seeded by (seed, p). Each pass sees each window once at most; the next one cuts elsewhere.
+    Pass p starts at a phase hashed from (seed, p), cuts the stream into windows that do not overlap, and visits them
+    in a permutation of its own, each at most once; the next pass cuts elsewhere.
 
     Args:
         tokens: Tokens in the stream, boundaries included.
         context_length: Tokens per window; a window also needs the one token after it, as its last target.
         batch_size: Windows per batch and rank.
-        ranks: Processes that each take other windows.
+        ranks: Number of processes, which share the windows.
         seed: Another seed gives another order.
 
     Raises:
@@ -118,7 +117,7 @@ class WindowOrder:
 
     @property
     def windows(self) -> int:
-        """Windows of one pass: what fits whatever the phase, so that every pass is equally long."""
+        """Windows of one pass: as many as fit at any phase, so that every pass is equally long."""
         return max(1, (self.tokens - self.context_length) // self.context_length)
 
     @property
@@ -127,31 +126,29 @@ class WindowOrder:
         return self.windows // (self.batch_size * self.ranks)
 
     def phase(self, number: int) -> int:
-        """Where pass ``number`` starts, in tokens from the start of the stream."""
+        """Start of pass ``number``, in tokens from the start of the stream."""
         last = self.tokens - 1 - self.windows * self.context_length
-        return derived_key("phase", self.seed, number) % (min(self.context_length - 1, last) + 1)
+        return derive_key("phase", self.seed, number) % (min(self.context_length - 1, last) + 1)
 
     def offsets(self, step: int, rank: int) -> NDArray[np.int64]:
-        """Where the windows of one rank's batch start in the stream: [batch_size], in tokens."""
+        """Starts of the windows of one rank's batch in the stream: [batch_size], in tokens."""
         number, batch = divmod(step, self.steps_per_pass)
-        order = permutation(derived_key("order", self.seed, number), self.windows)
-        shared = self.batch_size * self.ranks
-        chosen = order[batch * shared : (batch + 1) * shared][rank :: self.ranks]
-        return self.phase(number) + chosen * self.context_length
+        order = permutation(derive_key("order", self.seed, number), self.windows)
+        return self.phase(number) + _share(order, batch, rank, self) * self.context_length
 
 
 @dataclass(frozen=True)
 class ValidationOrder:
     """Validation order: every token is a target exactly once, in one fixed pseudo-random order of windows.
 
-    The order is the same in every run, whatever the training seed, so the first k batches (Lightning's
-    ``limit_val_batches=k``) are always the same representative sample and not the start of the first file.
+    The order does not depend on the training seed, so the first k batches (Lightning's ``limit_val_batches=k``) are
+    always the same representative sample, not the start of the first file.
 
     Args:
         tokens: Tokens in the stream, boundaries included.
         context_length: Tokens per window.
         batch_size: Windows per batch and rank.
-        ranks: Processes that each take other windows.
+        ranks: Number of processes, which share the windows.
 
     Example:
         >>> order = ValidationOrder(tokens=10, context_length=4, batch_size=2)
@@ -171,11 +168,15 @@ class ValidationOrder:
 
     @property
     def batches(self) -> int:
-        """Batches per rank, the same for every rank (the last of a rank may hold no window at all)."""
+        """Batches per rank, the same for every rank; the last one of a rank may be empty."""
         return -(-self.windows // (self.batch_size * self.ranks))
 
     def offsets(self, batch: int, rank: int) -> NDArray[np.int64]:
-        """Where the windows of one rank's batch start in the stream: [0 ... batch_size], in tokens."""
-        shared = self.batch_size * self.ranks
-        order = permutation(derived_key("validation"), self.windows)
-        return order[batch * shared : (batch + 1) * shared][rank :: self.ranks] * self.context_length
+        """Starts of the windows of one rank's batch in the stream: [0 ... batch_size], in tokens."""
+        order = permutation(derive_key("validation"), self.windows)
+        return _share(order, batch, rank, self) * self.context_length
+
+
+def _share(order: NDArray[np.int64], batch: int, rank: int, of: WindowOrder | ValidationOrder) -> NDArray[np.int64]:
+    shared = of.batch_size * of.ranks
+    return order[batch * shared : (batch + 1) * shared][rank :: of.ranks]

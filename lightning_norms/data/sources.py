@@ -1,15 +1,16 @@
-"""Which text a run trains on and is validated on, encoded: worked out when first asked for, then kept."""
+"""Which text a run trains on and is validated on, encoded: computed on first use, then kept."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from lightning_norms.data.corpus import EMBEDDED, embedded, from_files
-from lightning_norms.data.encoding import TokenFile, built, encoded
+from lightning_norms.data.encoding import TokenFile, build_tokenizer, encode
 from lightning_norms.data.splitting import Part, Split
 from lightning_norms.data.tokenizing import Tokenizer
 from lightning_norms.data.tokens import Tokens
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 Patterns = str | list[str]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TextSource:
     """Training and validation text as token streams.
 
@@ -27,8 +28,8 @@ class TextSource:
         train: Files, folders or globs; None for the text that Python ships.
         val: Named validation sets of files, folders or globs; None to split them off the training text.
         split: How to split off validation text if ``val`` is None; None for no validation.
-        tokens: What a token is.
-        folder: Where encoded text is kept.
+        tokens: Recipe of the tokenizer.
+        folder: The cache folder of encoded text.
     """
 
     train: Patterns | None
@@ -36,6 +37,18 @@ class TextSource:
     split: Split | None
     tokens: Tokens
     folder: Path
+
+    def __post_init__(self) -> None:
+        if self.train is not None:
+            _check_patterns("train", self.train)
+        if self.val is not None and not isinstance(self.val, Mapping):
+            form = "{name: files, ...}, such as {books: books/*.txt}"
+            raise ValueError(f"TextDataModule: val must be a mapping {form}, got {self.val!r}")
+        for name, patterns in (self.val or {}).items():
+            _check_patterns(f"val[{name!r}]", patterns)
+        if not isinstance(self.tokens, Tokens):
+            names = ", ".join(sorted(kind.__name__ for kind in Tokens.__subclasses__()))
+            raise ValueError(f"TextDataModule: tokens must be one of {names}, got {self.tokens!r}")
 
     @property
     def val_names(self) -> list[str]:
@@ -69,18 +82,18 @@ class TextSource:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Text to token ids and back."""
-        return built(self.tokens, self.train_parts if self.tokens.learns else (), self.folder)
+        """The tokenizer of every stream."""
+        return build_tokenizer(self.tokens, self.train_parts if self.tokens.learns else (), self.folder)
 
     @cached_property
     def train_stream(self) -> TokenFile:
         """The training text as tokens."""
-        return encoded(self.train_parts, self.tokenizer, self.folder)
+        return encode(self.train_parts, self.tokenizer, self.folder)
 
     @cached_property
     def val_streams(self) -> dict[str, TokenFile]:
         """Each validation set as tokens."""
-        return {name: encoded([part], self.tokenizer, self.folder) for name, part in self.val_parts.items()}
+        return {name: encode([part], self.tokenizer, self.folder) for name, part in self.val_parts.items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -89,3 +102,9 @@ class TextSource:
         parts = (*self.train_parts, *self.val_parts.values())
         fingerprints = dict.fromkeys(part.corpus.fingerprint for part in parts)
         return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+
+
+def _check_patterns(name: str, value: object) -> None:
+    listed = value if isinstance(value, list | tuple) else [value]
+    if not listed or not all(isinstance(item, str) and item for item in listed):
+        raise ValueError(f"TextDataModule: {name} must be a file, folder or glob, or a list of them, got {value!r}")

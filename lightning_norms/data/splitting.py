@@ -22,11 +22,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def chunks(document: Document, size: int = CHUNK_BYTES) -> Iterator[str]:
-    r"""A document's text in pieces that each end with a line, the byte order mark left out, all else kept.
+    r"""The text of a document, without its byte order mark, in pieces that each end with a line.
 
     Args:
         document: What to read; must be UTF-8 without NUL.
-        size: Bytes after which the next end of a line ends the piece.
+        size: The piece ends at the first end of a line after this many bytes.
 
     Raises:
         ValueError: With the document's name and the byte position, if a byte is not UTF-8 or is NUL.
@@ -39,7 +39,7 @@ def chunks(document: Document, size: int = CHUNK_BYTES) -> Iterator[str]:
     for raw in _cut(document, size):
         start = len(_BYTE_ORDER_MARK) if position == 0 and raw.startswith(_BYTE_ORDER_MARK) else 0
         if raw[start:]:
-            yield _decoded(raw, start, position, document.name)
+            yield _decode(raw, start, position, document.name)
         position += len(raw)
 
 
@@ -56,7 +56,7 @@ def _cut(document: Document, size: int) -> Iterator[bytes]:
 
 
 def _end(buffer: bytes, start: int, size: int) -> int:
-    """Where the piece that begins at ``start`` ends; 0 if that needs more bytes than the buffer has."""
+    """End of the piece that begins at ``start``; 0 if the buffer does not reach that far."""
     newline = buffer.find(b"\n", start + size - 1, start + LONGEST_CHUNK_BYTES)
     if newline >= 0:
         return newline + 1
@@ -69,7 +69,7 @@ def _end(buffer: bytes, start: int, size: int) -> int:
     return end
 
 
-def _decoded(raw: bytes, start: int, position: int, name: str) -> str:
+def _decode(raw: bytes, start: int, position: int, name: str) -> str:
     try:
         text = raw[start:].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -88,12 +88,12 @@ def _decoded(raw: bytes, start: int, position: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    r"""Which chunks of a corpus are for validation: each one by its own hash, so the split needs no memory.
+    r"""Which chunks of a corpus are for validation: each is drawn by its own hash, so the split needs no memory.
 
     .. math:: \text{validation} \iff \text{sha256}(\text{seed, corpus, index}) / 2^{64} < \text{fraction}
 
     Args:
-        fraction: Expected share of chunks that are for validation, in [0, 1).
+        fraction: Expected share of validation chunks, in [0, 1).
         seed: Another seed draws other chunks.
 
     Example:
@@ -115,9 +115,9 @@ class Part:
     """One side of a corpus, or all of it.
 
     Args:
-        corpus: Where the text is.
+        corpus: The text.
         split: How the corpus is split; None takes all of it.
-        validation: Which side of the split this is.
+        validation: Whether this is the validation side of the split.
     """
 
     corpus: Corpus
@@ -126,27 +126,23 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Everything that decides its text, for the name of a cache file."""
+        """Everything that decides the text of this part, for the name of a cache file."""
         layout = f"{CHUNK_BYTES} {LONGEST_CHUNK_BYTES} {self._chunk_size}"
         return f"{self.corpus.name} {self.corpus.fingerprint} {self.split} {self.validation} {layout}"
 
     @property
     def _chunk_size(self) -> int:
-        # A small text is cut finer, or a note of one page would be one chunk and could not be split at all.
+        # A small text is cut finer: as a single chunk, a one-page note could not be split at all.
         return CHUNK_BYTES if self.split is None else min(CHUNK_BYTES, max(64, self.corpus.size // 64))
 
     def pieces(self) -> Iterator[tuple[bool, str]]:
-        """Its text in order: (whether a document starts here, text)."""
+        """The text in order, as pairs: whether a document starts here, and the piece of text."""
         index = 0
         for document in self.corpus.documents:
             is_start = True
             for text in chunks(document, self._chunk_size):
-                if self._holds(index):
+                is_ours = self.split is None or self.split.is_validation(self.corpus.name, index) == self.validation
+                if is_ours:
                     yield is_start, text
-                    is_start = False
-                else:
-                    is_start = True
+                is_start = not is_ours
                 index += 1
-
-    def _holds(self, index: int) -> bool:
-        return self.split is None or self.split.is_validation(self.corpus.name, index) == self.validation

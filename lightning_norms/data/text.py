@@ -13,27 +13,29 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
-from lightning_norms import checks
-from lightning_norms.data.encoding import cache_folder
-from lightning_norms.data.loading import Batch, TrainingBatches, ValidationBatches, loader
+from lightning_norms.checks import check_number, check_whole
+from lightning_norms.data.encoding import TokenFile, cache_folder
+from lightning_norms.data.loading import Batch, TrainingBatches, ValidationBatches, build_loader
 from lightning_norms.data.sampling import ValidationOrder, WindowOrder
 from lightning_norms.data.sources import TextSource
 from lightning_norms.data.splitting import Split
 from lightning_norms.data.tokenizing import Tokenizer
-from lightning_norms.data.tokens import Bytes, Tokens, recipe
+from lightning_norms.data.tokens import Bytes, Tokens
 
 logger = logging.getLogger(__name__)
 
 BYTES = Bytes()
+OWNER = "TextDataModule"
 
 
 class TextDataModule(LightningDataModule):
     """Text as batches ``{"inputs": [B, T], "targets": [B, T]}`` of int64 token ids; a target of -100 is not scored.
 
-    Training visits windows in an order that is a pure function of (seed, step, rank), one pass per epoch, and goes
-    on at exactly the next batch after ``fit(ckpt_path=...)``. Validation makes every byte of the text a target
-    exactly once, in one fixed shuffled order, so that ``limit_val_batches`` takes a representative sample.
+    Training visits windows in an order that is a pure function of (seed, step, rank), one pass per epoch, and resumes
+    at exactly the next batch with ``fit(ckpt_path=...)``. Validation makes every byte of the text a target exactly
+    once, in one fixed shuffled order, so that ``limit_val_batches`` takes a representative sample.
 
     Args:
         train: Files, folders or globs to train on. None trains on the text that Python ships: code and prose.
@@ -42,13 +44,13 @@ class TextDataModule(LightningDataModule):
         context_length: Tokens per window, T.
         batch_size: Windows per training batch and rank, B.
         val_batch_size: Windows per validation batch and rank; None takes ``batch_size``.
-        tokens: What a token is: :class:`~lightning_norms.data.tokens.Bytes` or
+        tokens: Kind of token: :class:`~lightning_norms.data.tokens.Bytes` or
             :class:`~lightning_norms.data.tokens.BytePairs`.
         val_fraction: Share of the text that is split off for validation, in [0, 1); 0 for no validation.
-        seed: Order of the training windows. None takes the run's seed (``seed_everything``), or 0 if there is none.
-        split_seed: Which chunks of the text are split off; apart from ``seed``, so that runs with several seeds are
-            validated on the same text.
-        cache_dir: Where encoded text is kept; None takes $LIGHTNING_NORMS_CACHE or ~/.cache/lightning_norms.
+        seed: Seed of the order of training windows. None takes the run's (``seed_everything``), or 0 without one.
+        split_seed: Seed of the validation split; separate from ``seed``, so that runs with several seeds are validated
+            on the same text.
+        cache_dir: Folder of encoded text; None takes $LIGHTNING_NORMS_CACHE or ~/.cache/lightning_norms.
         num_workers: Processes per loader that prepare batches ahead.
 
     Raises:
@@ -79,25 +81,24 @@ class TextDataModule(LightningDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        self.train = None if train is None else checks.patterns("train", train)
-        self.val = None if val is None else checks.named_patterns("val", val)
-        self.context_length = checks.whole("context_length", context_length, 1)
-        self.batch_size = checks.whole("batch_size", batch_size, 1)
-        self.val_batch_size = None if val_batch_size is None else checks.whole("val_batch_size", val_batch_size, 1)
-        self.tokens = recipe(tokens)
-        self.val_fraction = checks.fraction("val_fraction", val_fraction)
         # Lightning keeps the seed of seed_everything in the environment, so that every process of a run sees it.
-        global_seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        self.seed = global_seed if seed is None else checks.whole("seed", seed, 0)
-        self.split_seed = checks.whole("split_seed", split_seed, 0)
-        self.cache_dir = cache_dir
-        self.num_workers = checks.whole("num_workers", num_workers, 0)
-        split = Split(self.val_fraction, self.split_seed) if self.val_fraction else None
-        self._source = TextSource(self.train, self.val, split, self.tokens, cache_folder(cache_dir))
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
+        self.context_length = check_whole(OWNER, "context_length", context_length, 1)
+        self.batch_size = check_whole(OWNER, "batch_size", batch_size, 1)
+        self.val_batch_size = val_batch_size
+        if val_batch_size is not None:
+            check_whole(OWNER, "val_batch_size", val_batch_size, 1)
+        self.val_fraction = check_number(OWNER, "val_fraction", val_fraction, lowest=0, below=1)
+        self.seed = check_whole(OWNER, "seed", seed, 0)
+        self.split_seed = check_whole(OWNER, "split_seed", split_seed, 0)
+        self.num_workers = check_whole(OWNER, "num_workers", num_workers, 0)
+        self.train, self.val, self.tokens, self.cache_dir = train, val, tokens, cache_dir
+        split = Split(val_fraction, split_seed) if val_fraction else None
+        self._source = TextSource(train=train, val=val, split=split, tokens=tokens, folder=cache_folder(cache_dir))
         self._restored_batches = 0
         self._is_logged = False
 
-    # --- what the text is: encoded when one of these is first asked for, or by Lightning before a run ---
+    # --- the text: encoded on first use of one of these, or by Lightning before a run ---
 
     @property
     def val_names(self) -> list[str]:
@@ -106,7 +107,7 @@ class TextDataModule(LightningDataModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text to token ids and back; its ``to_plain()`` is what to store in a checkpoint."""
+        """The tokenizer of the text; store its ``to_plain()`` in a checkpoint."""
         return self._source.tokenizer
 
     @property
@@ -126,7 +127,7 @@ class TextDataModule(LightningDataModule):
 
     @property
     def unigram_entropy(self) -> float:
-        r"""Loss of a model that knows token frequencies only, nats/token: :math:`-\sum_t p_t \ln p_t`."""
+        r"""Loss of a model that knows only token frequencies, nats/token: :math:`-\sum_t p_t \ln p_t`."""
         total = self.train_tokens
         return -sum(count / total * math.log(count / total) for count in self._source.train_stream.counts if count)
 
@@ -135,14 +136,14 @@ class TextDataModule(LightningDataModule):
         """Sha256 of all text, training and validation, in order."""
         return self._source.fingerprint
 
-    # --- what Lightning calls ---
+    # --- hooks of Lightning ---
 
+    @override
     def prepare_data(self) -> None:
-        """Encode the text, once per machine."""
         _ = self._source.train_stream, self._source.val_streams
 
+    @override
     def setup(self, stage: str | None = None) -> None:
-        """Open the encoded text, check that it is long enough, and say what it is."""
         for name, stream in self._source.val_streams.items():
             if len(stream) < 2:
                 raise ValueError(
@@ -155,30 +156,29 @@ class TextDataModule(LightningDataModule):
             self._restored_batches = 0
         self._log_sizes()
 
+    @override
     def train_dataloader(self) -> DataLoader[Batch]:
-        """One pass per epoch, from the next batch that was not trained on."""
         batches = TrainingBatches(self._source.train_stream, self._train_order(), self._rank)
-        return loader(batches, self.num_workers, start=self._trained_batches)
+        return build_loader(batches, self.num_workers, start=self._trained_batches)
 
+    @override
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per set of :attr:`val_names`."""
-        size = self.val_batch_size or self.batch_size
         return [
-            loader(
-                ValidationBatches(
-                    stream, ValidationOrder(len(stream), self.context_length, size, self._ranks), self._rank
-                ),
-                self.num_workers,
-            )
-            for stream in self._source.val_streams.values()
+            build_loader(self._val_batches(stream), self.num_workers) for stream in self._source.val_streams.values()
         ]
 
+    def _val_batches(self, stream: TokenFile) -> ValidationBatches:
+        size = self.val_batch_size or self.batch_size
+        order = ValidationOrder(len(stream), self.context_length, size, self._ranks)
+        return ValidationBatches(stream, order, self._rank)
+
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Micro-batches trained on, and what their order depends on."""
         return {"batches": self._trained_batches(), **self._order_settings()}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches of a checkpoint; says so in the log if the order is not the checkpoint's."""
         self._restored_batches = int(state_dict["batches"])
         changed = {
             name: f"{state_dict[name]} -> {now}"
@@ -192,8 +192,7 @@ class TextDataModule(LightningDataModule):
 
     @property
     def _sharding(self) -> Mapping[str, int]:
-        # What Lightning gives its own sampler: the data-parallel rank, which tensor parallelism makes another number
-        # than the global rank.
+        # As for Lightning's own sampler: the data-parallel rank, which under tensor parallelism is not the global rank.
         arguments = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         return arguments or {"num_replicas": 1, "rank": 0}
 
@@ -222,8 +221,8 @@ class TextDataModule(LightningDataModule):
             raise ValueError(f"training text of {corpora}: {error}") from None
 
     def _trained_batches(self) -> int:
-        # Lightning's own count: it is not moved by loaders that prefetch or by callbacks that peek at a batch, and a
-        # batch that failed half-way is not in it. Before the loops' state is restored, ours is the larger one.
+        # Lightning's own count ignores loaders that prefetch, callbacks that peek at a batch, and a batch that failed
+        # half-way. Before the state of the loops is restored, ours is the larger one.
         if self.trainer is None:
             return self._restored_batches
         progress = self.trainer.fit_loop.epoch_loop.batch_progress

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 BOUNDARY = 0
 BOUNDARY_TEXT = "<|boundary|>"
@@ -36,28 +37,23 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``, without a boundary."""
+        """Encode ``text`` to token ids, without a boundary."""
 
     def encode_array(self, text: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The same ids as an array, [tokens]: what encoding a whole file asks for, piece by piece."""
+        """Encode ``text`` to an array of token ids: [tokens]; files are encoded piece by piece with it."""
         return np.asarray(self.encode(text), dtype=dtype)
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of token ids; boundaries are left out, broken UTF-8 gives U+FFFD."""
+        """Decode token ids to text; boundaries are left out, broken UTF-8 gives U+FFFD."""
 
-    @abstractmethod
     def to_plain(self) -> dict[str, str]:
-        """All of its state as a dict of strings, which any checkpoint can hold; see :func:`from_plain`."""
-
-    @classmethod
-    @abstractmethod
-    def _restored(cls, state: dict[str, str]) -> Tokenizer:
-        """The tokenizer whose :meth:`to_plain` gave ``state``."""
+        """The name and the arguments of this tokenizer, which any checkpoint can hold; see :func:`from_plain`."""
+        return {"tokenizer": self.name}
 
 
-def from_plain(state: dict[str, str]) -> Tokenizer:
-    """The tokenizer whose ``to_plain()`` gave ``state``.
+def from_plain(state: Mapping[str, str]) -> Tokenizer:
+    """Restore a tokenizer from what its ``to_plain()`` returned.
 
     Args:
         state: What :meth:`Tokenizer.to_plain` returned, for instance as read from a checkpoint.
@@ -73,11 +69,11 @@ def from_plain(state: dict[str, str]) -> Tokenizer:
     name = state.get("tokenizer", "")
     if name not in kinds:
         raise ValueError(f"a tokenizer's state has a key 'tokenizer' in {sorted(kinds)}, but this one has {name!r}")
-    return kinds[name]._restored(state)
+    return kinds[name](**{key: value for key, value in state.items() if key != "tokenizer"})
 
 
 class ByteTokenizer(Tokenizer):
-    """One token per UTF-8 byte: the id is the byte.
+    """One token per UTF-8 byte: the id is the byte; NUL is the boundary and may not be in the text.
 
     Example:
         >>> tokenizer = ByteTokenizer()
@@ -88,34 +84,27 @@ class ByteTokenizer(Tokenizer):
     name = "bytes"
     token_bytes = (0, *[1] * 255)
 
+    @override
     def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of ``text``; raises ValueError if it holds NUL, which is the boundary."""
-        return list(self._bytes(text))
+        return list(self._to_bytes(text))
 
+    @override
     def encode_array(self, text: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The same as an array, with no Python number in between: ten times as fast."""
-        return np.frombuffer(self._bytes(text), dtype=np.uint8).astype(dtype, copy=False)
+        # Without a Python number per token: ten times as fast.
+        return np.frombuffer(self._to_bytes(text), dtype=np.uint8).astype(dtype, copy=False)
 
+    @override
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of these bytes."""
         return bytes(token for token in tokens if token != BOUNDARY).decode("utf-8", errors="replace")
 
     @staticmethod
-    def _bytes(text: str) -> bytes:
+    def _to_bytes(text: str) -> bytes:
         data = text.encode("utf-8")
         if BOUNDARY in data:
             raise ValueError(
                 f"text must not contain NUL, the document boundary, but byte {data.index(BOUNDARY)} is one"
             )
         return data
-
-    def to_plain(self) -> dict[str, str]:
-        """It has no state but its name."""
-        return {"tokenizer": self.name}
-
-    @classmethod
-    def _restored(cls, state: dict[str, str]) -> Tokenizer:  # noqa: ARG003 - it has none
-        return cls()
 
 
 class BytePairTokenizer(Tokenizer):
@@ -132,13 +121,13 @@ class BytePairTokenizer(Tokenizer):
     name = "byte_pairs"
 
     def __init__(self, json: str) -> None:
-        library = tokenizers_library()
+        library = import_tokenizers()
         try:
             self._inner: Any = library.Tokenizer.from_str(json)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"this is not a tokenizer.json of the tokenizers library: {error}") from None
         self._json = json
-        # Text that happens to spell a special token is text, and nobody may cut or fill what is encoded.
+        # Text that happens to spell a special token is text, and nothing may be cut off or padded.
         self._inner.encode_special_tokens = True
         self._inner.no_truncation()
         self._inner.no_padding()
@@ -150,10 +139,10 @@ class BytePairTokenizer(Tokenizer):
             )
 
     @cached_property
+    @override
     def token_bytes(self) -> Sequence[int]:
-        """UTF-8 bytes of text that each token stands for: [vocab_size]; 0 for the boundary."""
-        # In a byte-level vocabulary each of 256 chosen characters stands for one byte.
-        alphabet = set(tokenizers_library().pre_tokenizers.ByteLevel.alphabet())
+        # In a byte-level vocabulary each character of a special alphabet stands for one byte.
+        alphabet = set(import_tokenizers().pre_tokenizers.ByteLevel.alphabet())
         lengths = [0] * (max(self._inner.get_vocab().values()) + 1)
         for token, number in self._inner.get_vocab().items():
             lengths[number] = len(token) if alphabet.issuperset(token) else len(token.encode("utf-8"))
@@ -162,29 +151,25 @@ class BytePairTokenizer(Tokenizer):
         lengths[BOUNDARY] = 0
         return tuple(lengths)
 
+    @override
     def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``."""
-        # A batch of one, because only this form leaves out the places in the text, a third of the time.
+        # A batch of one: only this form skips the positions in the text, a third of the time.
         return list(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
+    @override
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of token ids."""
         return str(self._inner.decode(list(tokens), skip_special_tokens=True))
 
+    @override
     def to_plain(self) -> dict[str, str]:
-        """Its name and the ``tokenizer.json``."""
         return {"tokenizer": self.name, "json": self._json}
-
-    @classmethod
-    def _restored(cls, state: dict[str, str]) -> Tokenizer:
-        return cls(state["json"])
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return type(self), (self._json,)
 
 
-def tokenizers_library() -> Any:
-    """The optional ``tokenizers`` package; ImportError with what to install if it is missing."""
+def import_tokenizers() -> Any:
+    """Import the optional ``tokenizers`` package; ImportError with what to install if it is missing."""
     # Set before its first use: otherwise the library prints a warning into every run that forks data workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

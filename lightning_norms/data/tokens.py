@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
+from lightning_norms.checks import check_whole
 from lightning_norms.data.tokenizing import (
     BOUNDARY_TEXT,
     BytePairTokenizer,
     ByteTokenizer,
     Tokenizer,
-    tokenizers_library,
+    import_tokenizers,
 )
 
 Texts = Callable[[], Iterator[str]]
-"""Gives the training text from its start, in pieces."""
+"""Returns the training text from its start, in pieces."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def build(self, texts: Texts) -> Tokenizer:
-        """The tokenizer; ``texts()`` gives the training text, for recipes that learn from it."""
+        """Build the tokenizer; ``texts()`` returns the training text, for recipes that learn from it."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,21 @@ class Bytes(Tokens):
         256
     """
 
+    @override
     def build(self, texts: Texts) -> Tokenizer:
-        """The one byte tokenizer there is."""
         return ByteTokenizer()
 
 
 @dataclass(frozen=True)
 class BytePairs(Tokens):
-    """Byte-level byte-pair encoding, learnt from the training text or read from a file.
+    """Byte-level byte-pair encoding, learned from the training text or read from a file.
 
     Needs the ``tokenizers`` library: ``pip install 'lightning-norms[bpe]'``.
 
     Args:
-        vocab_size: Tokens to learn at most, 257 (256 bytes and the boundary) or more; a short text gives fewer.
-        path: A ``tokenizer.json`` to read instead of learning; it must be byte-level, change no byte of the text
-            (no normalizer, no prefix space) and have a special token with id 0. Its own vocabulary size then holds.
+        vocab_size: Most tokens to learn, 257 (256 bytes and the boundary) or more; a short text gives fewer.
+        path: A ``tokenizer.json`` to read instead, with its own vocabulary size. It must be byte-level, change no byte
+            of the text (no normalizer, no prefix space) and have a special token with id 0.
 
     Raises:
         ImportError: If ``tokenizers`` is not installed.
@@ -90,28 +93,27 @@ class BytePairs(Tokens):
     path: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.vocab_size, bool) or not isinstance(self.vocab_size, int) or self.vocab_size < 257:
-            raise ValueError(f"BytePairs.vocab_size must be a whole number of at least 257, got {self.vocab_size!r}")
+        check_whole("BytePairs", "vocab_size", self.vocab_size, 257)
 
     @property
+    @override
     def learns(self) -> bool:
-        """Only without a file."""
         return self.path is None
 
+    @override
     def build(self, texts: Texts) -> Tokenizer:
-        """Learn from the text, or read the file."""
-        return self._learned(texts) if self.path is None else self._read(Path(self.path).expanduser())
+        return self._learn(texts) if self.path is None else self._read(Path(self.path).expanduser())
 
     def _read(self, path: Path) -> Tokenizer:
         if not path.is_file():
-            raise FileNotFoundError(f"BytePairs.path: there is no file {str(path)!r} (looked from {Path.cwd()})")
+            raise FileNotFoundError(f"BytePairs: path: there is no file {str(path)!r} (searched from {Path.cwd()})")
         try:
             return BytePairTokenizer(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"BytePairs.path {str(path)!r}: {error}") from None
+            raise ValueError(f"BytePairs: path {str(path)!r}: {error}") from None
 
-    def _learned(self, texts: Texts) -> Tokenizer:
-        library = tokenizers_library()
+    def _learn(self, texts: Texts) -> Tokenizer:
+        library = import_tokenizers()
         learner = library.Tokenizer(library.models.BPE())
         learner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         learner.decoder = library.decoders.ByteLevel()
@@ -123,11 +125,3 @@ class BytePairs(Tokens):
         )
         learner.train_from_iterator(texts(), trainer)
         return BytePairTokenizer(learner.to_str())
-
-
-def recipe(value: object) -> Tokens:
-    """A recipe for tokens."""
-    if not isinstance(value, Tokens):
-        names = sorted(kind.__name__ for kind in Tokens.__subclasses__())
-        raise ValueError(f"data.tokens must be one of {', '.join(names)}, got {value!r}")
-    return value

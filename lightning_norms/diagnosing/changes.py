@@ -11,12 +11,13 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from lightning_norms.anatomy.fresh_weights import already_scaled
+from lightning_norms.anatomy.rescaling import is_rescaled
 from lightning_norms.anatomy.writers import residual_writers, value_path
-from lightning_norms.callbacks.residual_rescale import MARK, SETTLED, ResidualRescale
+from lightning_norms.callbacks.residual_rescale import SETTLED, ResidualRescale
 from lightning_norms.callbacks.warmup import Warmup
 from lightning_norms.diagnosing.counterfactual import Change
-from lightning_norms.model.placements.catalogue import DeepNorm, PreNorm
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import DeepNorm, PreNorm
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Facts
 from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, RescaleRule
 from lightning_norms.schedules import LinearWarmup
@@ -92,7 +93,7 @@ def _rescale(built: Any, given: Sequence[Callback], rule: RescaleRule, name: str
     if any(isinstance(callback, ResidualRescale) for callback in given):
         notes.append(f"{name} was not tried: the configuration has ResidualRescale")
         return None
-    if getattr(built, MARK, False) or getattr(built, SETTLED, False):
+    if is_rescaled(built) or getattr(built, SETTLED, False):
         notes.append(f"{name} was not tried: these weights have been rescaled")
         return None
     try:

@@ -38,7 +38,7 @@ class DepthProbe:
 
     def __init__(self, module: nn.Module, stacks: Sequence[Stack], writers: Sequence[Matrix]) -> None:
         seen = [stack for stack in stacks if not stack.compiled]
-        self.blocks = {stack.group(index): block for stack in seen for index, block in stack.blocks}
+        self.blocks = {stack.group(block.index): block.module for stack in seen for block in stack.blocks}
         group_of = {id(block): group for group, block in self.blocks.items()}
         self._writers = [(group_of[id(m.block)], m.owner) for m in writers if m.writer and id(m.block) in group_of]
         self._norms = [

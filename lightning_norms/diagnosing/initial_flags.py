@@ -22,14 +22,14 @@ def identical_blocks(stacks: Sequence[Stack]) -> Iterator[Flag]:
     """Blocks that are copies of the first one, as ``nn.TransformerEncoder`` makes them.
 
     Example:
-        >>> from lightning_norms.anatomy.stacks import stacks
+        >>> from lightning_norms.anatomy.stacks import find_stacks
         >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 3, enable_nested_tensor=False)
-        >>> [flag.name for flag in identical_blocks(stacks(encoder))]
+        >>> [flag.name for flag in identical_blocks(find_stacks(encoder))]
         ['identical blocks']
     """
     for stack in stacks:
-        first = _matrices(stack.blocks[0][1])
-        copies = [_are_equal(first, _matrices(block)) for _, block in stack.blocks[1:]]
+        first = _matrices(stack.blocks[0].module)
+        copies = [_are_equal(first, _matrices(block.module)) for block in stack.blocks[1:]]
         if first and copies and all(copies):
             count = len(stack.blocks)
             where = f" of {stack.label}" if stack.label else ""

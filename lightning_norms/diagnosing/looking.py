@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale
 from lightning_norms.anatomy.writers import Matrix, residual_writers
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.initial_flags import identical_blocks, rescaled_already, trained_already, traps
@@ -28,8 +28,9 @@ from lightning_norms.diagnosing.pass_flags import (
     without_gradient,
 )
 from lightning_norms.diagnosing.run_facts import facts_of, refuse
-from lightning_norms.measuring.norms_by_group import GroupNorms, update_ratio
+from lightning_norms.measuring.norms_by_group import update_ratio
 from lightning_norms.measuring.step_observer import StepObserver
+from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.reports.diagnosis.data import DepthProfile, Facts, Flag, Look
 from lightning_norms.reports.statistics import growths
 
@@ -117,15 +118,10 @@ class Looker(Callback):
         self._probe.detach()
         seen = self._observer.observe(trainer, optimizer)
         self._first_loss = seen.loss
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        named = [(self._depth.group_of(n), p) for n, p in pl_module.named_parameters() if id(p) in owned]
-        named.sort(key=lambda pair: self._depth.groups.index(pair[0]))
-        self._norms = GroupNorms(
-            [p for _, p in named], [group for group, _ in named], sharding_group(trainer.strategy.model)
-        )
+        self._norms = TrainedParameters(pl_module, self._depth).norms(optimizer, trainer.strategy.model)
         gradients, scale = self._norms.of(self._norms.gradients()), pending_scale(trainer, optimizer)
         self._gradients = gradients if scale is None else gradients / scale.to(gradients)
-        self._before = [p.detach().clone() for _, p in named]
+        self._before = [parameter.detach().clone() for parameter in self._norms.parameters]
         self._handles.append(optimizer.register_step_post_hook(self._measure_update))
         self._take_probe(trainer)
 

@@ -24,7 +24,7 @@ def without_gradient(profile: DepthProfile) -> Iterator[Flag]:
 def end_of_stack(depth: DepthMap, probe: DepthProbe) -> Iterator[Flag]:
     """Norms between the last block and the loss: none where one is needed, or one on top of another."""
     for stack in depth.stacks[:1] if len(depth.stacks) == 1 else ():
-        last = stack.group(stack.blocks[-1][0])
+        last = stack.groups[-1]
         if last not in probe.order or last not in probe.closed:
             continue
         after = [name for name in probe.order[probe.order.index(last) + 1 :] if name in probe.squares["norm"]]

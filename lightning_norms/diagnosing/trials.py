@@ -253,4 +253,4 @@ def _block_groups(module: Any, optimizers: Sequence[Optimizer]) -> tuple[str, ..
     owned = {id(p) for each in optimizers for group in each.param_groups for p in group["params"] if p.requires_grad}
     depth = DepthMap.of(module)
     used = {depth.group_of(name) for name, parameter in module.named_parameters() if id(parameter) in owned}
-    return tuple(name for stack in depth.stacks for i, _ in stack.blocks if (name := stack.group(i)) in used)
+    return tuple(name for stack in depth.stacks for name in stack.groups if name in used)

@@ -1,4 +1,4 @@
-"""What a run looked like at every depth over time: a small table that goes into checkpoints and into pictures."""
+"""Measurements of a run at every depth over time: a small table that goes into checkpoints and into pictures."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Profile:
             >>> Profile(("embedding", "block_00", "block_01"), (0,), ((1.0,), (2.0,), (3.0,))).stacks()
             {'': (1, 2)}
         """
-        found: dict[str, list[int]] = {}
+        rows_by_label: dict[str, list[int]] = {}
         for row, group in enumerate(self.groups):
             label, block, number = group.rpartition("block_")
             if block and number.isdigit():
-                found.setdefault(label, []).append(row)
-        return {label: tuple(rows) for label, rows in found.items()}
+                rows_by_label.setdefault(label, []).append(row)
+        return {label: tuple(rows) for label, rows in rows_by_label.items()}
 
 
 @dataclass
 class DepthHistory:
     """Rows of recorded steps; columns are logged keys such as ``grad_norm/block_00``.
 
-    Grows to ``limit`` rows, then every second row goes, so that a checkpoint of a long run stays small.
+    At ``limit`` rows every second row is dropped, so that a checkpoint of a long run stays small.
 
     Example:
         >>> history = DepthHistory()
@@ -77,10 +77,13 @@ class DepthHistory:
 
     def profile(self, prefix: str) -> Profile:
         """The columns that start with ``prefix``, without ``total`` and without groups that were never measured."""
-        named = [(i, key) for i, key in enumerate(self.columns) if key in self.measured and key.startswith(prefix)]
-        seen = [i for i, key in named if not key.endswith("total")]
-        names = tuple(self.columns[i].removeprefix(prefix) for i in seen)
-        return Profile(names, tuple(self.steps), tuple(tuple(row[i] for row in self.rows) for i in seen))
+        columns = {
+            key.removeprefix(prefix): i
+            for i, key in enumerate(self.columns)
+            if key in self.measured and key.startswith(prefix) and not key.endswith("total")
+        }
+        values = tuple(tuple(row[i] for row in self.rows) for i in columns.values())
+        return Profile(tuple(columns), tuple(self.steps), values)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and one tensor [rows, columns]."""
@@ -94,7 +97,7 @@ class DepthHistory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Continue the history of a :meth:`state_dict`."""
         self.columns, self.steps = list(state["columns"]), list(state["steps"])
         self.logged_steps, self.rows = list(state["logged_steps"]), state["values"].tolist()
         self.measured = set(state["measured"])

@@ -1,15 +1,27 @@
-"""Pure measurements on tensors, computed and kept on the device: norms by group, update ratio, stream size."""
+"""Pure measurements on tensors, computed and kept on the device: norms by group, total norm, update ratio."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lightning_norms.anatomy.sharding import to_local
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Parameters that are cut into equally many pieces."""
+
+    pieces: int
+    members: list[int]
+    """Positions among the parameters."""
+    groups: Tensor
+    """Number of each member's group [members]."""
 
 
 class GroupNorms:
@@ -29,7 +41,7 @@ class GroupNorms:
         is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
 
     Example:
-        >>> a, b = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.tensor([2.0]))
+        >>> a, b = torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor([2.0]))
         >>> norms = GroupNorms([a, b], ["block_00", "head"])
         >>> norms.groups, norms.of([a, b]).tolist()
         (('block_00', 'head'), [5.0, 2.0])
@@ -43,13 +55,13 @@ class GroupNorms:
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         numbers = [self.groups.index(group) for group in groups]
         pieces = [process_group.size() if process_group else _pieces(p) for p in self.parameters]
-        self.is_sharded = any(number > 1 for number in pieces)
+        self.is_sharded = any(count > 1 for count in pieces)
         self._is_plain = len({(p.device, p.dtype) for p in self.parameters}) == 1 and not self.is_sharded
-        # Parameters in as many pieces are summed together: usually all of them.
-        self._sections: list[tuple[int, list[int], Tensor]] = []
-        for number in dict.fromkeys(pieces):
-            members = [i for i, other in enumerate(pieces) if other == number]
-            self._sections.append((number, members, torch.tensor([numbers[i] for i in members], device=self.device)))
+        self._sections: list[_Section] = []  # usually one
+        for count in dict.fromkeys(pieces):
+            members = [i for i, other in enumerate(pieces) if other == count]
+            group_numbers = torch.tensor([numbers[i] for i in members], device=self.device)
+            self._sections.append(_Section(count, members, group_numbers))
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -65,22 +77,22 @@ class GroupNorms:
 
     @torch.no_grad()
     def shares(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """This rank's share of the squared norms: summed over all ranks (if sharded) they are whole. No collective.
+        """This rank's share of the squared norms: the sum over all ranks (if sharded) is whole. No collective.
 
-        For whoever has more to sum over ranks, and wants one collective for all of it. What several ranks hold alike
-        counts only in part on each: a tensor in 2 pieces on 4 ranks is there twice, so half of each square.
+        So the caller can sum it over ranks together with other numbers. What several ranks hold alike counts only in
+        part on each: a tensor in 2 pieces on 4 ranks is there twice, so half of each square.
         """
         if self._is_plain and all(tensor is not None and tensor.layout is torch.strided for tensor in tensors):
-            # Nearly always, and a thousandth of a second cheaper than looking at every tensor's kind.
+            # The usual case, and a millisecond cheaper than looking at every tensor's kind.
             squares = _norms([tensor for tensor in tensors if tensor is not None]).square_()
-            return torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0][2], squares)
+            return torch.zeros(len(self.groups), device=self.device).index_add_(0, self._sections[0].groups, squares)
         local = [_local(tensor, p) for tensor, p in zip(tensors, self.parameters, strict=True)]
         total = torch.zeros(len(self.groups), device=self.device)
-        for pieces, members, numbers in self._sections:
-            part = self._squares([local[i] for i in members])
+        for section in self._sections:
+            part = self._squares([local[i] for i in section.members])
             if self.is_sharded:
-                part *= pieces / dist.get_world_size()
-            total.index_add_(0, numbers, part)
+                part *= section.pieces / dist.get_world_size()
+            total.index_add_(0, section.groups, part)
         return total
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -96,7 +108,7 @@ class GroupNorms:
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """L2 norm of each of some tensors of one device and dtype, computed at least in float32: float32 [tensors]."""
+    """L2 norms of tensors of one device and dtype, computed at least in float32: float32 [tensors]."""
     # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
     wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
     return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide))).float()
@@ -132,7 +144,7 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
 def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
     """This rank's dense share of ``tensor``."""
     if tensor is None or (type(tensor) is Tensor and tensor.layout is torch.strided):
-        return tensor  # nearly always, and looking for what a tensor lacks is slow
+        return tensor  # the usual case, and looking for attributes that a tensor lacks is slow
     if tensor.layout == torch.sparse_coo:
         return tensor.coalesce().values()  # embeddings with sparse=True; a row may be listed twice before this
     if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
@@ -141,7 +153,7 @@ def _local(tensor: Tensor | None, parameter: Tensor) -> Tensor | None:
 
 
 def _pieces(parameter: Tensor) -> int:
-    """Into how many different pieces a parameter is cut; 1 if every rank has all of it."""
+    """The number of different pieces that a parameter is cut into; 1 if every rank has all of it."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
         return 1

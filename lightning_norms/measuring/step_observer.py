@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sharding_group, sum_over_ranks
+from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sum_over_ranks
 from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.trained_parameters import TrainedParameters
@@ -23,19 +23,15 @@ class StepObserver:
     """Keeps the losses of an accumulation window on the device, and reads everything once a step.
 
     Args:
-        module: whose depths are watched.
-
-    Attributes:
-        has_changed: whether parameters were frozen or unfrozen since the step before the last observation.
+        module: the module whose depths are observed.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._depth = DepthMap.of(module)
-        self._trained = TrainedParameters(module)
+        self._trained = TrainedParameters(module, self._depth)
         self._losses: list[Tensor] = []
         self._norms: GroupNorms | None = None
-        self._places: tuple[list[int], ...] = ()  # of each stack's blocks among the groups of the norms
-        self.has_changed = False
+        self._places: tuple[list[int], ...] = ()  # places of each stack's blocks among the groups of the norms
 
     @property
     def has_depths(self) -> bool:
@@ -44,7 +40,7 @@ class StepObserver:
 
     @property
     def is_within_window(self) -> bool:
-        """Whether a loss waits for its step: the first micro-batch of an accumulation window is over."""
+        """Whether the first micro-batch of an accumulation window is over, so that a loss waits for its step."""
         return bool(self._losses)
 
     def add_loss(self, trainer: Any, loss: Tensor, automatic: bool) -> None:
@@ -59,8 +55,8 @@ class StepObserver:
 
     @torch.no_grad()
     def observe(self, trainer: Any, optimizer: Optimizer) -> Observation:
-        """The observation of the step that ``optimizer`` is about to take; the same on every rank."""
-        norms = self._norms_of(trainer, optimizer)
+        """Return the observation of the step that ``optimizer`` is about to take; the same on every rank."""
+        before, norms = self._norms, self._norms_of(trainer, optimizer)
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
         if norms.is_sharded:
@@ -75,7 +71,8 @@ class StepObserver:
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
         stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
         bad += sum(not math.isfinite(norm) for norm in by_group)
-        return Observation(sum_ / count if count else None, total, int(bad), stacks)
+        has_changed = before is not None and norms is not before
+        return Observation(sum_ / count if count else None, total, int(bad), stacks, parameters_changed=has_changed)
 
     def _loss_sums(self, device: torch.device) -> Tensor:
         losses, self._losses = self._losses, []
@@ -88,13 +85,10 @@ class StepObserver:
 
     def _norms_of(self, trainer: Any, optimizer: Optimizer) -> GroupNorms:
         """The optimizer's trainable parameters by group."""
-        changed = self._trained.have_changed(optimizer)
-        self.has_changed = changed and self._norms is not None
-        if changed or self._norms is None:
-            named = self._trained.named()
-            groups = [self._depth.group_of(name) for name, _ in named]
-            self._norms = GroupNorms([p for _, p in named], groups, sharding_group(trainer.strategy.model))
-            place = {group: at for at, group in enumerate(self._norms.groups)}
-            blocks = ([stack.group(index) for index, _ in stack.blocks] for stack in self._depth.stacks)
+        norms = self._trained.norms(optimizer, trainer.strategy.model)
+        if norms is not self._norms:
+            self._norms = norms
+            place = {group: at for at, group in enumerate(norms.groups)}
+            blocks = (stack.groups for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
-        return self._norms
+        return norms

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_norms.anatomy.sharding import to_local
 from lightning_norms.anatomy.stacks import Stack
@@ -25,10 +25,10 @@ def mean_square(stream: Tensor) -> Tensor:
 
 
 def stream_of(output: Any) -> Tensor | None:
-    """The residual stream in a block's output.
+    """The residual stream in a block's output; None if the output holds no floating-point tensor.
 
-    A tensor is the stream; n streams stacked in one tensor are measured as a whole. Of a tuple, list or mapping (two
-    streams, or hidden states beside a cache) the first tensor is the stream. None if there is no floating-point tensor.
+    A tensor is the stream; n streams stacked in one tensor are measured as a whole. In a tuple, list or mapping (two
+    streams, or hidden states beside a cache) the first floating-point tensor is the stream.
     """
     values = output.values() if hasattr(output, "values") and not isinstance(output, Tensor) else output
     for value in values if not isinstance(values, Tensor) and hasattr(values, "__iter__") else [values]:
@@ -44,18 +44,18 @@ class StreamMeter:
     counts: activation checkpointing runs a block twice, and evaluation is no training.
 
     Args:
-        stacks: what :func:`lightning_norms.anatomy.depth.stacks` found. A stack inside a compiled region is left out.
+        stacks: from :func:`lightning_norms.anatomy.stacks.find_stacks`. A stack inside a compiled region is left out.
     """
 
-    NOT_SEEN = -1.0
-    """Stands for a block that did not run; an RMS is never negative."""
+    DID_NOT_RUN = -1.0
+    """The value of a block that did not run; an RMS is never negative."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         open_stacks = [stack for stack in stacks if not stack.compiled]
-        self._blocks = {stack.group(index): block for stack in open_stacks for index, block in stack.blocks}
+        self._blocks = {stack.group(block.index): block.module for stack in open_stacks for block in stack.blocks}
         self._squares: dict[str, list[Tensor]] = {}
-        self._seen: set[str] = set()
-        self._handles: list[RemovableHandle] = []
+        self._ran: set[str] = set()
+        self._hooks = ExitStack()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -65,15 +65,13 @@ class StreamMeter:
     def attach(self) -> None:
         """Measure the batch that comes next; several batches before :meth:`take` are averaged."""
         self.detach()
-        self._seen.clear()
+        self._ran.clear()
         for group, block in self._blocks.items():
-            self._handles.append(block.register_forward_hook(partial(self._hook, group)))
+            self._hooks.callback(block.register_forward_hook(partial(self._hook, group)).remove)
 
     def detach(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def take(self, device: torch.device) -> Tensor:
         """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.
@@ -89,12 +87,12 @@ class StreamMeter:
         return torch.stack([torch.stack(means), ran])
 
     def rms(self, sums: Tensor) -> Tensor:
-        """RMS by block [blocks], from what :meth:`take` gave on this rank, or its sum over ranks."""
+        """RMS by block [blocks], from the result of :meth:`take` on this rank, or its sum over ranks."""
         square, share = sums.unbind()
-        return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.NOT_SEEN))
+        return torch.where(share > 0, (square / share).sqrt(), torch.full_like(share, self.DID_NOT_RUN))
 
     def _hook(self, group: str, block: nn.Module, arguments: Any, output: Any) -> None:
         stream = stream_of(output)
-        if torch.is_grad_enabled() and group not in self._seen and stream is not None:
-            self._seen.add(group)
+        if torch.is_grad_enabled() and group not in self._ran and stream is not None:
+            self._ran.add(group)
             self._squares.setdefault(group, []).append(mean_square(stream))

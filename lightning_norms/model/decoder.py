@@ -14,7 +14,7 @@ from lightning_norms.model.attention import CausalSelfAttention, Memory, Passage
 from lightning_norms.model.feed_forward import GELU, FeedForward
 from lightning_norms.model.initialization import GPT2, Initialization, draw, initialize_sublayer
 from lightning_norms.model.norms import LayerNorm, Norm
-from lightning_norms.model.placements.catalogue import PreNorm
+from lightning_norms.model.placements.single_stream import PreNorm
 from lightning_norms.model.positions import Learned, LearnedPositions, Positions
 from lightning_norms.model.residual import Placement, Site
 

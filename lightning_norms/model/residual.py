@@ -1,11 +1,11 @@
-"""The one equation of every sublayer, the site at which it stands, and what a placement is asked."""
+"""The one equation of every sublayer, the site at which it stands, and the recipe that fills the equation in."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,14 @@ Branch = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Site:
-    """Where a sublayer stands: all that a placement may want to know of it.
+    """Where a sublayer stands: everything that a placement may depend on.
 
     Args:
-        kind: which sublayer.
+        kind: "attention" or "feed_forward".
         width: of the residual stream, ``d_model``.
         layer: the block's number, 1-based as in the papers.
         layers: number of blocks, L. There are 2L sublayers.
-        inner_width: what the writer reads: all heads side by side, or the hidden width of the feed-forward.
+        inner_width: width of the writer's input: all heads side by side, or the hidden width of the feed-forward.
         heads: attention heads (1 for a feed-forward).
         kv_heads: heads of keys and values.
     """
@@ -46,17 +46,17 @@ class Site:
 
 @dataclass
 class Inner:
-    """Norms and gains inside a sublayer; each slot is the identity until a design fills it.
+    """Norms and gains inside a sublayer; an unused slot is the identity.
 
     Args:
-        query: on queries ``[..., heads, head_width]``, before they are turned by rotary positions.
-        key: the same for keys.
-        value: on values.
-        turned_query: on queries after the rotation.
-        turned_key: on keys after the rotation.
-        hidden: on the feed-forward's features ``[..., inner_width]`` before the activation.
-        gate: on the features that gate them (SwiGLU).
-        writer: on what the writer reads, ``[..., inner_width]``.
+        query: applied to queries ``[..., heads, head_width]`` before rotary positions turn them.
+        key: applied to keys ``[..., kv_heads, head_width]`` before the rotation.
+        value: applied to values.
+        turned_query: applied to queries after the rotation.
+        turned_key: applied to keys after the rotation.
+        hidden: applied to the feed-forward's features ``[..., inner_width]`` before the activation.
+        gate: applied to the features of SwiGLU's gate.
+        writer: applied to the writer's input ``[..., inner_width]``.
     """
 
     query: nn.Module = field(default_factory=nn.Identity)
@@ -81,9 +81,9 @@ class Residual(nn.Module):
             +------------------ * skip -------------- add -- closing -- y
 
     Args:
-        before: norm of the branch's input (pre-norm).
-        after: norm or gain of the branch's output (output norm, ReZero).
-        closing: norm of the sum (post-norm).
+        before: norm on the branch's input (pre-norm).
+        after: norm or gain on the branch's output (output norm, ReZero).
+        closing: norm on the sum (post-norm).
         skip: constant on the stream (DeepNorm's alpha), or a module that scales it (Admin's omega).
         scale: constant on the branch (CompleteP's 1/m).
 
@@ -127,10 +127,7 @@ class Residual(nn.Module):
 
 
 class Times(nn.Module):
-    """``constant * x``.
-
-    Args:
-        constant: not learned, and no part of the state.
+    """``constant * x``, the constant neither learned nor part of the state.
 
     Example:
         >>> Times(0.5)(torch.ones(2))
@@ -142,7 +139,7 @@ class Times(nn.Module):
         self.constant = constant
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Multiply a tensor of any shape."""
         return self.constant * x
 
     def extra_repr(self) -> str:
@@ -152,32 +149,42 @@ class Times(nn.Module):
 
 @dataclass(frozen=True)
 class Placement(ABC):
-    """A recipe that says where norms sit; the decoder asks it and knows no names.
+    """A recipe that says where norms sit; the decoder calls its methods and knows no placement by name.
 
-    The stream between ``entry`` and ``exit`` is opaque to the decoder: a design with several streams makes it a tuple
-    or a stacked tensor, and what a block's attention residual returns need only suit the same block's feed-forward
-    residual, so that a design may span a block.
+    A new placement is one class, a frozen dataclass with a :meth:`wrap`. Its equation, trade-off and source stand on
+    it, and the catalogue, ``--help`` and YAML find it once its module is imported.
+
+    The decoder treats the stream between ``entry`` and ``exit`` as opaque: a design with several streams makes it a
+    tuple or a stacked tensor. What a block's attention residual returns need only suit the same block's feed-forward
+    residual, so a design may span a block.
     """
+
+    equation: ClassVar[str] = ""
+    """The sublayer in one line: N is a norm, f a sublayer, L the number of blocks, l a block's number."""
+    trade_off: ClassVar[str] = ""
+    """What it gains and what it costs, in a few words."""
+    final_norm = False  # a class attribute, so that a placement may also make it an option
+    """Whether the stack ends with a norm."""
 
     @abstractmethod
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The residual around one sublayer, called as ``residual(x, branch)``."""
+        """Build the residual around one sublayer, called as ``residual(x, branch)``."""
 
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """From the embedding to the stream."""
+        """Build the module from the embedding to the stream."""
         return nn.Identity()
 
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """From the stream to what the head reads."""
-        return nn.Identity()
+        """Build the module from the stream to the head's input: the final norm, if there is one."""
+        return norm(width) if self.final_norm else nn.Identity()
 
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """Norms and gains inside the sublayer: on queries, keys, values, hidden features, before the writer."""
+        """Build norms and gains inside the sublayer: on queries, keys, values, hidden features, the writer's input."""
         return Inner()
 
     @property
     def wants_qk_norm(self) -> bool:
-        """Whether queries and keys come from a stream that no norm has bounded: the decoder warns without qk-norm."""
+        """Whether queries and keys come from a stream that no norm bounds; the decoder then warns without qk-norm."""
         return False
 
     def gain(self, site: Site) -> float:

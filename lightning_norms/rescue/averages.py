@@ -24,27 +24,29 @@ def is_average(module: object, attribute: str = "") -> bool:
     )
 
 
-def _average_tensors(average: Any) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of a weight average, under the names that the module itself has, maybe after "module."."""
+def average_tensors(average: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers of a weight average, under the module's own names, maybe after "module."."""
     if isinstance(average, nn.Module):
         yield from average.named_parameters()
         yield from average.named_buffers()
         return
     for name, value in _attributes(average):
         if is_average(value, name):
-            yield from _average_tensors(value)
+            yield from average_tensors(value)
         elif name == "n_averaged" and isinstance(value, Tensor):  # StochasticWeightAveraging counts by itself
             yield name, value
 
 
-def _attributes(owner: object) -> Iterable[tuple[str, Any]]:
-    return getattr(owner, "__dict__", {}).items()
-
-
 def find_averages(callbacks: Iterable[Any]) -> tuple[Any, ...]:
-    """Callbacks that keep a weight average: Lightning's ``WeightAveraging`` and ``StochasticWeightAveraging``, others.
+    """Return the callbacks that keep a weight average: Lightning's two, and others.
 
     Args:
         callbacks: ``trainer.callbacks``.
     """
-    return tuple(each for each in callbacks if any(is_average(value, name) for name, value in _attributes(each)))
+    return tuple(
+        callback for callback in callbacks if any(is_average(value, name) for name, value in _attributes(callback))
+    )
+
+
+def _attributes(owner: object) -> Iterable[tuple[str, Any]]:
+    return getattr(owner, "__dict__", {}).items()

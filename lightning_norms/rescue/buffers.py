@@ -15,7 +15,7 @@ class BufferKeeper:
     Batch norm writes its running statistics past these counters, so ``running_...`` always counts as written to.
 
     Args:
-        module: whose buffers are kept.
+        module: the module whose buffers are kept.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +32,7 @@ class BufferKeeper:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Take the present values as those to go back to."""
+        """Take the current values as those to go back to."""
         self._kept = {
             name: self._kept[name] if self._is_unchanged(name, buffer) else (buffer, _version(buffer), buffer.clone())
             for name, buffer in self._buffers()

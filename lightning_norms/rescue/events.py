@@ -2,10 +2,8 @@
 
 The file is history and only grows. A resumed run goes on in it, behind a marker::
 
-    {"step": 31, "cause": "spike", "action": "rollback", ...}
     {"step": 44, "cause": "spike", "action": "rollback", ...}      after the checkpoint of step 40: happened,
     {"resumed_at": 40}                                             but is no part of the run that goes on
-    {"step": 44, "cause": "spike", "action": "rollback", ...}
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import json
 import math
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,7 +19,6 @@ from typing import Any
 
 FILE = "events.jsonl"
 Evidence = float | int | str
-_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True)
@@ -56,20 +52,13 @@ class Event:
         object.__setattr__(self, "evidence", plain)
 
     def to_plain(self) -> dict[str, Any]:
-        """A dict of plain Python, for a checkpoint."""
+        """Return a dict of plain Python, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Event:
-        """The event that :meth:`to_plain` described; keys that a later version may add are passed over.
-
-        Raises:
-            ValueError: if this describes no event.
-        """
-        try:
-            return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
-        except TypeError as error:
-            raise ValueError(f"an event needs a step, a cause and an action; got {dict(data)}") from error
+        """Return the event that :meth:`to_plain` described; keys that a later version may add are ignored."""
+        return cls(**{entry.name: data[entry.name] for entry in fields(cls) if entry.name in data})
 
 
 class EventLog:
@@ -77,57 +66,34 @@ class EventLog:
 
     Args:
         folder: where the file goes, made when the first line is written. None keeps events in memory only: for every
-            rank but the first one, and for runs that leave no files. May be set later.
-
-    Attributes:
-        events: those of this run's history, without what a resume has left behind.
+            rank but the first one, and for runs that leave no files.
 
     Example:
         >>> log = EventLog()
         >>> log.append(Event(31, "spike", "rollback"))
-        >>> log.counts(), log.last()
-        ({'rollback': 1}, Event(step=31, cause='spike', action='rollback', evidence={}, factor=1.0, message=''))
+        >>> [event.action for event in log.events]
+        ['rollback']
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = folder
+        self.path = None if folder is None else Path(folder) / FILE
         self.events: list[Event] = []
-
-    @property
-    def path(self) -> Path | None:
-        """The file, whether it exists yet or not."""
-        return None if self.folder is None else Path(self.folder) / FILE
 
     def append(self, event: Event) -> None:
         """Remember an event and write it down; returns when the line is on the disk."""
         self.events.append(event)
         self._write(event.to_plain())
 
-    def resume_at(self, step: int) -> None:
-        """The run goes on from a checkpoint: events from this step on are abandoned. A file gets a marker.
-
-        Args:
-            step: optimizer steps taken at the checkpoint, and so the number of the step that comes next.
-        """
-        self.events = [event for event in self.events if event.step < step]
+    def resume(self, state: Mapping[str, Any], step: int) -> None:
+        """Take the events before ``step`` from a checkpoint; a file, in which later ones may stand, gets a marker."""
+        events = [Event.from_plain(event) for event in state["events"]]
+        self.events = [event for event in events if event.step < step]
         if self.path is not None and self.path.exists():
             self._write({"resumed_at": step})
 
-    def counts(self) -> dict[str, int]:
-        """Number of events by action."""
-        return dict(Counter(event.action for event in self.events))
-
-    def last(self, *actions: str) -> Event | None:
-        """The latest event, or the latest with one of these actions; None if there is none."""
-        return next((event for event in reversed(self.events) if event.action in actions or not actions), None)
-
     def state_dict(self) -> dict[str, Any]:
-        """All events as plain Python."""
+        """Return all events as plain Python."""
         return {"events": [event.to_plain() for event in self.events]}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the events from a checkpoint instead; writes nothing."""
-        self.events = [Event.from_plain(event) for event in state_dict["events"]]
 
     def _write(self, data: Mapping[str, Any]) -> None:
         if self.path is None:
@@ -136,66 +102,25 @@ class EventLog:
             _append_line(self.path, json.dumps(_for_json(data), allow_nan=False))
         except OSError as error:  # a full disk must not end the run that this protects
             warnings.warn(f"{self.path} cannot be written, events are kept in memory only: {error}", stacklevel=3)
-            self.folder = None
-
-
-def read(path: str | Path, *, abandoned: bool = True) -> list[Event]:
-    """Events from a file, oldest first; a last line that was cut short is passed over.
-
-    Args:
-        path: the ``events.jsonl``, or the folder that holds it.
-        abandoned: with events that happened, but after the checkpoint from which the run was resumed later.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
-    path = Path(path)
-    events: list[Event] = []
-    for line in (path / FILE if path.is_dir() else path).read_text(encoding="utf-8").splitlines():
-        data = _parse(line)
-        if "resumed_at" in data and not abandoned:
-            events = [event for event in events if event.step < data["resumed_at"]]
-        elif "action" in data:
-            events.append(Event.from_plain(data))
-    return events
+            self.path = None
 
 
 def _append_line(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        if file.tell() and not _ends_with_newline(file):  # the process before us died in the middle of a line
-            line = "\n" + line
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the process before us died in the middle of a line
+                line = "\n" + line
         file.write(f"{line}\n".encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _ends_with_newline(file: Any) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) == b"\n")
-
-
 def _for_json(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become "nan", "inf" and "-inf"."""
     if isinstance(value, Mapping):
-        return {str(name): _for_json(each) for name, each in value.items()}
+        return {str(name): _for_json(item) for name, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     return value
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError:
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    if "factor" in data:
-        data["factor"] = _number(data["factor"])
-    data["evidence"] = {name: _number(each) for name, each in data.get("evidence", {}).items()}
-    return data
-
-
-def _number(value: Any) -> Any:
-    return _NOT_IN_JSON.get(value, value) if isinstance(value, str) else value

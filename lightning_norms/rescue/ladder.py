@@ -10,23 +10,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from lightning_norms.checks import check_number, check_whole
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How far each rung goes.
+    """How often each action may be taken, and how far the learning rate may fall.
 
-    Args:
-        cut: the learning rate is multiplied by it at each rollback and restart; 0 < cut < 1.
-        lowest_factor: no cut goes below this share of the planned learning rate.
-        max_skips: steps skipped in a row before it counts as a divergence.
-        max_rollbacks: rollbacks in a run.
-        max_restarts: restarts in a run.
+    The arguments are those of :class:`lightning_norms.callbacks.lr_fallback.LRFallback`.
 
     Raises:
-        ValueError: one sentence on what is wrong.
+        ValueError: an argument is out of range.
     """
 
     cut: float = 0.5
@@ -37,58 +35,52 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("cut", "lowest_factor"):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and 0 < value < 1):
-                raise ValueError(f"{name} is {value!r}, but it is a share of the learning rate: 0 < {name} < 1.")
+            check_number("LRFallback", name, getattr(self, name), above=0, below=1)
         for name in ("max_skips", "max_rollbacks", "max_restarts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} is {value!r}, but it must be a whole number >= 0.")
+            check_whole("LRFallback", name, getattr(self, name), 0)
 
 
+@dataclass
 class Ladder:
     """Counts what was done and says what comes next.
 
     Args:
-        limits: of each rung.
-
-    Attributes:
+        limits: how often each action may be taken.
         factor: what the learning rate is multiplied by.
         skips_in_a_row: steps skipped since the last one that was taken.
 
     Example:
         >>> ladder = Ladder(Limits(max_skips=1))
-        >>> [ladder.climb("spike", can_roll_back=True, can_restart=True) for _ in range(2)], ladder.factor
+        >>> [ladder.climb("spike", ("rollback", "restart")) for _ in range(2)], ladder.factor
         (['skip', 'rollback'], 0.5)
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.factor = 1.0
-        self.skips_in_a_row = 0
-        self.skips = 0
-        self.rollbacks = 0
-        self.restarts = 0
+    limits: Limits
+    _: KW_ONLY
+    factor: float = 1.0
+    skips_in_a_row: int = 0
+    skips: int = 0
+    rollbacks: int = 0
+    restarts: int = 0
 
-    def climb(self, cause: str, can_roll_back: bool, can_restart: bool) -> str:
-        """The action for a finding of this cause, counted as done; the factor is cut if it lowers the learning rate.
+    def climb(self, cause: str, ways_back: Collection[str]) -> str:
+        """Return the action for a finding of this cause, counted as done; a rollback or restart cuts the factor.
 
         Args:
             cause: "non_finite", "spike", "divergence" or "stall".
-            can_roll_back: a healthy snapshot is at hand.
-            can_restart: the snapshot of step 0 is at hand.
+            ways_back: "rollback" if a healthy snapshot is at hand, "restart" if the start is.
         """
         if cause in ("non_finite", "spike") and self.skips_in_a_row < self.limits.max_skips:
             self.skips_in_a_row += 1
             self.skips += 1
             return "skip"
-        rollback = ("rollback", can_roll_back and self.rollbacks < self.limits.max_rollbacks)
-        restart = ("restart", can_restart and self.restarts < self.limits.max_restarts)
-        # A ruined start is not cured by going back to a moment at which it was ruined already.
-        order = (restart, rollback) if cause == "stall" else (rollback, restart)
         if self.factor * self.limits.cut < self.limits.lowest_factor:
             return "stop"
-        action = next((name for name, possible in order if possible), "stop")
+        limits = self.limits
+        may = {"rollback": self.rollbacks < limits.max_rollbacks, "restart": self.restarts < limits.max_restarts}
+        # A ruined start is not cured by going back to a moment at which it was ruined already.
+        order = ("restart", "rollback") if cause == "stall" else ("rollback", "restart")
+        action = next((action for action in order if action in ways_back and may[action]), "stop")
         if action != "stop":
             self.factor *= self.limits.cut
             self.rollbacks += action == "rollback"
@@ -97,11 +89,16 @@ class Ladder:
         return action
 
     def step_taken(self) -> None:
-        """A healthy step went through."""
+        """Count a healthy step."""
         self.skips_in_a_row = 0
 
+    def recover(self, steps_left: int) -> None:
+        """Let a factor below 1 climb, by one of the equal steps that take it back to 1 in ``steps_left`` steps."""
+        if self.factor < 1.0:
+            self.factor += (1.0 - self.factor) / max(1, steps_left)
+
     def state_dict(self) -> dict[str, Any]:
-        """Counts and factor, plain."""
+        """Return counts and factor, plain."""
         return {name: value for name, value in vars(self).items() if name != "limits"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

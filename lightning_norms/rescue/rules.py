@@ -4,10 +4,11 @@ Four causes, each with a rule of its own and its evidence::
 
     non_finite   a loss or a gradient that is NaN or infinite
     spike        one loss far above all recent ones, or one gradient norm ten times their largest
-    divergence   the level of the loss goes back up over half of the way that it had come down
-    stall        no spike and no NaN: some depths get no gradient any more (see :class:`StallRule`)
+    divergence   the median loss gives back half of the progress it had made
+    stall        no spike and no NaN: some blocks receive no gradient any more (see :class:`StallRule`)
 
-Rules hold little state, all of it plain data. What a rule has flagged never enters its baseline.
+Two more are harmless: ``absent``, a step without loss and gradient, and ``overflow``, a non-finite step that a
+GradScaler skips by itself. Rules hold little state, all plain data. What they flag never enters their baseline.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -24,28 +25,32 @@ from lightning_norms.measuring.spike_score import SpikeScore
 
 WINDOW = 16
 """Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
+SCALER_PATIENCE = 20
+"""Non-finite steps in a row that a GradScaler may need to find its scale."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was recognised: a cause, its evidence in numbers, and one plain sentence."""
+    """What was recognised in a step: a cause, one plain sentence, and the evidence in numbers."""
 
     cause: str
     message: str
     evidence: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether nothing is to be done about it, and nothing to be learnt from the step."""
+        return self.cause in ("absent", "overflow")
 
-def find_non_finite(seen: Observation) -> Finding | None:
-    """NaN and infinity are a class of their own: compared with any limit they say no.
 
-    Example:
-        >>> find_non_finite(Observation(loss=float("nan"), grad_norm=1.0, non_finite=1)).cause
-        'non_finite'
-    """
-    if not seen.non_finite and math.isfinite(seen.grad_norm) and (seen.loss is None or math.isfinite(seen.loss)):
+def find_non_finite(observation: Observation) -> Finding | None:
+    """Report NaN and infinity, which every comparison with a limit would let through."""
+    loss, grad_norm = observation.loss, observation.grad_norm
+    if not observation.non_finite and math.isfinite(grad_norm) and (loss is None or math.isfinite(loss)):
         return None
-    evidence = {"loss": math.nan if seen.loss is None else seen.loss, "grad_norm": seen.grad_norm}
-    return Finding("non_finite", f"loss {_text(seen.loss)}, gradient norm {seen.grad_norm:.4g}", evidence)
+    text = "unknown" if loss is None else f"{loss:.4g}"
+    evidence = {"loss": math.nan if loss is None else loss, "grad_norm": grad_norm}
+    return Finding("non_finite", f"loss {text}, gradient norm {grad_norm:.4g}", evidence)
 
 
 class SpikeRule:
@@ -53,12 +58,12 @@ class SpikeRule:
 
     With the last 16 accepted losses, a loss is a spike if it is above
 
-    .. math:: \max + \max(1.5 \cdot \text{range},\ 6 \sigma,\ 0.1 \, |\text{median}|,\ 0.1 \cdot \text{way come})
+    .. math:: \max + \max(1.5 \cdot \text{range},\ 6 \sigma,\ 0.1 \, |\text{median}|,\ 0.1 \cdot \text{progress})
 
-    where sigma is 1.4826 x the median absolute deviation, and the way come is the first loss less the lowest level.
+    where sigma is 1.4826 x the median absolute deviation, and progress = first loss - lowest median.
     The rule is shift-invariant but for one term, so it holds for losses that are negative or near zero. A gradient norm
     is a spike above 10 x the largest of the 16. Before there are 16, a loss must be above the largest so far by its
-    size and by three times the range so far, *and* the gradient norm 1.5 times the last one (1.6 times, in the first
+    size and by three times the range so far, *and* the gradient norm 1.5 times the last one (1.6 times in the first
     three steps, which have no range to go by).
     """
 
@@ -68,51 +73,58 @@ class SpikeRule:
         self.first: float | None = None
         self.lowest: float | None = None
 
-    def judge(self, seen: Observation) -> Finding | None:
-        """A finding, or None; changes nothing."""
-        loss = seen.loss
-        if loss is not None and self.losses and loss > self.loss_limit():
-            early = len(self.losses) < WINDOW
-            if not early or seen.grad_norm > (1.5 if len(self.losses) >= 3 else 1.6) * self.norms[-1]:
-                limit = self.loss_limit()
-                message = f"loss {loss:.4g}, above {limit:.4g}, the most that the last {len(self.losses)} steps allow"
-                return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": seen.grad_norm})
-        limit = 10 * max(self.norms, default=0.0)
-        if len(self.norms) >= WINDOW and seen.grad_norm > limit > 0:
-            message = f"gradient norm {seen.grad_norm:.4g}, above {limit:.4g}, ten times the most of {WINDOW} steps"
-            return Finding("spike", message, {"grad_norm": seen.grad_norm, "limit": limit})
-        return None
+    def judge(self, observation: Observation) -> Finding | None:
+        """Return a finding, or None; changes nothing."""
+        return self._judge_loss(observation.loss, observation.grad_norm) or self._judge_gradient(observation.grad_norm)
 
-    def loss_limit(self) -> float:
-        """The highest loss that is no spike."""
-        top = max(self.losses)
-        if len(self.losses) < WINDOW:
-            return top + max(abs(top), 3 * (top - min(self.losses)))
+    def _loss_limit(self) -> float:
+        largest, spread = max(self.losses), max(self.losses) - min(self.losses)
+        if self._is_early():
+            return largest + max(abs(largest), 3 * spread)
         middle = median(self.losses)
         sigma = 1.4826 * median(abs(loss - middle) for loss in self.losses)
-        come = 0.0 if self.first is None or self.lowest is None else max(0.0, self.first - self.lowest)
-        return top + max(1.5 * (top - min(self.losses)), 6 * sigma, 0.1 * abs(middle), 0.1 * come)
+        progress = 0.0 if self.first is None or self.lowest is None else max(0.0, self.first - self.lowest)
+        return largest + max(1.5 * spread, 6 * sigma, 0.1 * abs(middle), 0.1 * progress)
 
-    def accept(self, seen: Observation) -> None:
+    def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baseline."""
-        self.norms = [*self.norms, seen.grad_norm][-WINDOW:]
-        if seen.loss is not None:
-            self.losses = [*self.losses, seen.loss][-WINDOW:]
-            self.first = seen.loss if self.first is None else self.first
-            if len(self.losses) == WINDOW:
+        loss = observation.loss
+        self.norms = [*self.norms, observation.grad_norm][-WINDOW:]
+        if loss is not None:
+            self.losses = [*self.losses, loss][-WINDOW:]
+            self.first = loss if self.first is None else self.first
+            if not self._is_early():
                 level = median(self.losses)
                 self.lowest = level if self.lowest is None else min(self.lowest, level)
 
     def start_afresh(self) -> None:
-        """Forget the baseline, after a rollback or where a new level is accepted. The way come stays."""
+        """Forget the baseline, after a rollback or where a new level is accepted. The progress stays."""
         self.losses, self.norms = [], []
+
+    def _is_early(self) -> bool:
+        return len(self.losses) < WINDOW
+
+    def _judge_loss(self, loss: float | None, grad_norm: float) -> Finding | None:
+        if loss is None or not self.losses or not loss > (limit := self._loss_limit()):
+            return None
+        if self._is_early() and not grad_norm > (1.5 if len(self.losses) >= 3 else 1.6) * self.norms[-1]:
+            return None
+        message = f"the loss, {loss:.4g}, is above {limit:.4g}, the limit from the last {len(self.losses)} steps"
+        return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": grad_norm})
+
+    def _judge_gradient(self, grad_norm: float) -> Finding | None:
+        limit = 10 * max(self.norms, default=0.0)
+        if len(self.norms) < WINDOW or not grad_norm > limit > 0:
+            return None
+        message = f"the gradient norm, {grad_norm:.4g}, is above {limit:.4g}, ten times the largest of {WINDOW} steps"
+        return Finding("spike", message, {"grad_norm": grad_norm, "limit": limit})
 
 
 class DivergenceRule:
     """The level of the loss, the median of 16 accepted steps, goes back up and stays.
 
-    Flagged if the level is above the lowest one by more than half of the way from the first loss to the lowest level,
-    by more than 20 % of the lowest, and by more than twice the range that 16 losses had at the lowest.
+    Flagged if the level is above the lowest one by more than half of the progress (first loss - lowest level), by more
+    than 20 % of the lowest, and by more than twice the range that 16 losses had at the lowest.
     """
 
     def __init__(self) -> None:
@@ -121,22 +133,22 @@ class DivergenceRule:
         self.lowest: float | None = None
         self.noise = 0.0
 
-    def judge(self, seen: Observation) -> Finding | None:
-        """A finding, or None; changes nothing."""
-        losses = self._with(seen.loss)
+    def judge(self, observation: Observation) -> Finding | None:
+        """Return a finding, or None; changes nothing."""
+        losses = self._with(observation.loss)
         if self.first is None or self.lowest is None or len(losses) < WINDOW:
             return None
         level = median(losses)
-        rise = level - self.lowest
-        if rise <= max(0.5 * (self.first - self.lowest), 0.2 * abs(self.lowest), 2 * self.noise):
+        rise, progress = level - self.lowest, self.first - self.lowest
+        if rise <= max(0.5 * progress, 0.2 * abs(self.lowest), 2 * self.noise):
             return None
-        message = f"the level of the loss is {level:.4g}, up from {self.lowest:.4g}, its lowest"
+        message = f"the median loss is {level:.4g}, up from {self.lowest:.4g} at its lowest"
         return Finding("divergence", message, {"level": level, "lowest_level": self.lowest, "first_loss": self.first})
 
-    def accept(self, seen: Observation) -> None:
+    def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baseline."""
-        self.losses = self._with(seen.loss)
-        self.first = seen.loss if self.first is None else self.first
+        self.losses = self._with(observation.loss)
+        self.first = observation.loss if self.first is None else self.first
         if len(self.losses) == WINDOW:
             level = median(self.losses)
             if self.lowest is None or level < self.lowest:
@@ -151,7 +163,7 @@ class DivergenceRule:
 
 
 class StallRule:
-    r"""Some depths get no gradient any more, while the loss may still look like everybody's.
+    r"""Some blocks receive no gradient any more, while the loss may still look like that of any other run.
 
     A block's share is its gradient norm over the largest of its stack. Against its own share in the first three steps:
 
@@ -168,39 +180,46 @@ class StallRule:
 
     DEAD, SUSPICIOUS = -1.5, -1.1
     """Decades below the share at the start."""
-    STEPS = 5
+    STEPS, START = 5, 3
 
     def __init__(self) -> None:
         self.steps = 0
         self.first_loss: float | None = None
         self.start: list[list[float]] = []
-        self.depths: list[float] = []
+        self.falls: list[float] = []
         self.losses: list[float] = []
 
-    def judge(self, seen: Observation) -> Finding | None:
+    def judge(self, observation: Observation) -> Finding | None:
         """Take the step in, and say whether the run has stalled. Every step counts, also the stalled ones."""
-        shares = [[norm / (max(stack) or 1.0) for norm in stack] for stack in seen.stacks]
+        shares = [_shares(stack) for stack in observation.stacks]
         if [len(stack) for stack in shares] != [len(stack) for stack in self.start]:
             self.start_afresh()  # something was frozen or unfrozen: other blocks, other shares
             self.start = shares
-        if self.steps < 3:
-            self.start = [
-                [max(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(self.start, shares, strict=True)
-            ]
+        if self.steps < self.START:
+            self.start = [[*map(max, *pair)] for pair in zip(self.start, shares, strict=True)]
         self.steps += 1
-        if seen.loss is not None:
-            self.first_loss = seen.loss if self.first_loss is None else self.first_loss
-            self.losses = [*self.losses, seen.loss][-self.STEPS :]
-        self.depths = [*self.depths, self._depth(shares)][-self.STEPS :]
+        if observation.loss is not None:
+            self.first_loss = observation.loss if self.first_loss is None else self.first_loss
+            self.losses = [*self.losses, observation.loss][-self.STEPS :]
+        fall = min((_fall(now, start) for now, start in zip(shares, self.start, strict=True)), default=0.0)
+        self.falls = [*self.falls, fall][-self.STEPS :]
+        return self.finding()
+
+    def finding(self) -> Finding | None:
+        """Return the stall that the steps so far amount to, or None."""
         if self.level() > self.DEAD or self._has_learnt():
             return None
-        message = f"some depths get 1/{10 ** -self.level():.0f} of the share of the gradient that they started with"
+        part = f"1/{10 ** -self.level():.0f}"
+        message = f"some blocks receive {part} of the gradient share they had at the start"
         evidence = {"decades": self.level(), "loss": self.losses[-1] if self.losses else math.nan}
         return Finding("stall", message, evidence | ({"first_loss": self.first_loss} if self.first_loss else {}))
 
     def level(self) -> float:
-        """Decades by which the weak blocks have fallen, in four of five steps at least; 0 while there are fewer."""
-        return sorted(self.depths)[-2] if len(self.depths) == self.STEPS else 0.0
+        """Return the decades by which weak blocks fell in four of the last five steps; 0 while there are fewer."""
+        if len(self.falls) < self.STEPS:
+            return 0.0
+        _, weakest_of_four = sorted(self.falls, reverse=True)[:2]
+        return weakest_of_four
 
     def is_suspicious(self) -> bool:
         """Whether a snapshot taken now might be of a dying run."""
@@ -215,63 +234,67 @@ class StallRule:
             self.losses and self.first_loss and self.first_loss > 0 and median(self.losses) < 0.3 * self.first_loss
         )
 
-    def _depth(self, shares: Sequence[Sequence[float]]) -> float:
-        worst = 0.0
-        for now, start in zip(shares, self.start, strict=True):
-            falls = sorted(share / first for share, first in zip(now, start, strict=True) if first > 1e-6)
-            if len(falls) > 1:
-                worst = min(worst, math.log10(max(falls[math.ceil(len(falls) / 8) - 1], 1e-30)))
-        return worst
+
+def _shares(norms: Sequence[float]) -> list[float]:
+    """Each block's gradient norm over the largest of its stack."""
+    largest = max(norms, default=0.0) or 1.0
+    return [norm / largest for norm in norms]
 
 
-def state_of(rule: object) -> dict[str, Any]:
-    """A rule's state as plain data, for a checkpoint."""
-    return copy.deepcopy(vars(rule))
-
-
-def load_state(rule: object, state: dict[str, Any]) -> None:
-    """Put a state back; the caller's data is copied."""
-    vars(rule).update(copy.deepcopy(state))
-
-
-def _text(loss: float | None) -> str:
-    return "unknown" if loss is None else f"{loss:.4g}"
+def _fall(shares: Sequence[float], start: Sequence[float]) -> float:
+    """Decades, at most 0, by which the weakest eighth of a stack has fallen below its shares at the start."""
+    against_start = sorted(now / first for now, first in zip(shares, start, strict=True) if first > 1e-6)
+    if len(against_start) < 2:
+        return 0.0  # one block alone is always the largest of its stack
+    weakest_eighth = against_start[: math.ceil(len(against_start) / 8)]
+    return min(0.0, math.log10(max(*weakest_eighth, 1e-30)))
 
 
 class Watch:
     """Asks every rule about a step, the surest cause first.
 
+    Call :meth:`find` once for every step, and :meth:`accept` for those in which nothing was found.
+
     Attributes:
-        spike: one value far above all recent ones.
-        divergence: a level that goes back up.
-        stall: depths that get no gradient any more.
+        spike, divergence, stall: the rules.
         scores: share of steps beyond 6 standard deviations, of "loss" and of "grad_norm".
+        overflows: non-finite steps in a row under a GradScaler.
 
     Example:
         >>> watch = Watch()
         >>> watch.find(Observation(loss=float("inf"), grad_norm=1.0)).cause
         'non_finite'
+        >>> watch.find(Observation(loss=float("inf"), grad_norm=1.0), has_scaler=True).cause
+        'overflow'
     """
 
     def __init__(self) -> None:
         self.spike, self.divergence, self.stall = SpikeRule(), DivergenceRule(), StallRule()
         self.scores = {"loss": SpikeScore(), "grad_norm": SpikeScore()}
+        self.overflows = 0
 
-    def find(self, seen: Observation) -> Finding | None:
-        """What is wrong with this step, if anything is."""
-        for name, value in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
+    def find(self, observation: Observation, has_scaler: bool = False) -> Finding | None:
+        """Return what is wrong with this step, or None; ``has_scaler`` says that a GradScaler may skip it by itself."""
+        if observation.parameters_changed:
+            self.stall.start_afresh()  # other gradients, other shares
+        non_finite = find_non_finite(observation)
+        self.overflows = self.overflows + 1 if non_finite and has_scaler else 0
+        if non_finite and 0 < self.overflows <= SCALER_PATIENCE:
+            return replace(non_finite, cause="overflow")
+        if observation.loss is None and not observation.grad_norm:
+            return Finding("absent", "the step has no loss and no gradient")
+        for name, value in (("loss", observation.loss), ("grad_norm", observation.grad_norm)):
             if value is not None:
                 self.scores[name].update(value)
-        found = find_non_finite(seen)
-        if found is not None:
-            return found
-        stall = self.stall.judge(seen)  # takes every step in, also one that another rule names
-        return self.spike.judge(seen) or self.divergence.judge(seen) or stall
+        if non_finite:
+            return non_finite
+        stall = self.stall.judge(observation)  # takes every step in, also one that another rule names
+        return self.spike.judge(observation) or self.divergence.judge(observation) or stall
 
-    def accept(self, seen: Observation) -> None:
+    def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baselines."""
-        self.spike.accept(seen)
-        self.divergence.accept(seen)
+        self.spike.accept(observation)
+        self.divergence.accept(observation)
 
     def new_level(self) -> None:
         """Take the losses from here on as the baseline."""
@@ -282,17 +305,19 @@ class Watch:
         """Forget the course that the run has left."""
         self.new_level()
         self.stall.start_afresh()
+        self.overflows = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """State of all rules, plain."""
-        return {
-            "rules": {name: state_of(getattr(self, name)) for name in ("spike", "divergence", "stall")},
-            "scores": {name: state_of(score) for name, score in self.scores.items()},
-        }
+        """Return the state of all rules, plain: a copy."""
+        parts = {name: copy.deepcopy(vars(part)) for name, part in self._parts().items()}
+        return {**parts, "overflows": self.overflows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a run stood."""
-        for name, rule in state["rules"].items():
-            load_state(getattr(self, name), rule)
-        for name, score in state["scores"].items():
-            load_state(self.scores[name], score)
+        """Go on where a run stood; the caller's data is copied."""
+        for name, part in self._parts().items():
+            vars(part).update(copy.deepcopy(state[name]))
+        self.overflows = state["overflows"]
+
+    def _parts(self) -> dict[str, object]:
+        scores = {f"{name}_score": score for name, score in self.scores.items()}
+        return {"spike": self.spike, "divergence": self.divergence, "stall": self.stall, **scores}

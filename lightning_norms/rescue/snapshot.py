@@ -16,17 +16,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_norms.rescue.averages import find_averages
-from lightning_norms.rescue.live_state import Key, Sources, revive
-
-__all__ = ["Snapshot", "find_averages"]
-
-Where = Literal["cpu", "same"]
+from lightning_norms.rescue.live_state import Key, LiveState
 
 
 class Snapshot:
@@ -48,12 +43,9 @@ class Snapshot:
         (True, 0, 12)
     """
 
-    def __init__(
-        self, step: int, tensors: dict[Key, Tensor], values: dict[Key, Any], scaler: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, step: int, entries: dict[Key, Any], scaler: dict[str, Any] | None) -> None:
         self.step = step
-        self._tensors = tensors
-        self._values = values
+        self._entries = entries
         self._scaler = scaler
         self._copying: list[torch.cuda.Event] = []
         self._spent = False
@@ -62,158 +54,127 @@ class Snapshot:
     @torch.no_grad()
     def take(
         cls,
-        pl_module: nn.Module,
+        module: nn.Module,
         optimizers: Sequence[Any],
         scaler: Any = None,
         averages: Sequence[Any] = (),
         *,
         step: int = 0,
-        device: Where = "cpu",
-        frozen: bool = False,
         reuse: Snapshot | None = None,
     ) -> Snapshot:
-        """Copy the run as it is now; do it between two optimizer steps, outside of validation.
+        """Copy the run as it is now to the host; do it between two optimizer steps, outside of validation.
 
         Args:
-            pl_module: the LightningModule, or any module.
+            module: the LightningModule, or any module.
             optimizers: all of them, in the trainer's order.
             scaler: the GradScaler of 16-mixed, if there is one.
-            averages: what :func:`find_averages` found.
+            averages: what :func:`lightning_norms.rescue.averages.find_averages` found.
             step: optimizer steps taken so far.
-            device: "cpu" (pinned if the weights are on CUDA) or "same": beside the weights, faster and dearer.
-            frozen: keep frozen parameters too, for a teacher network that the module moves by hand.
-            reuse: a snapshot that is no longer wanted, of which the memory is written over. It is spent.
+            reuse: a snapshot that is no longer wanted; its memory is overwritten, and it is spent.
         """
-        sources = Sources(pl_module, optimizers, averages, frozen)
+        live = LiveState(module, optimizers, averages).entries
         old = reuse._spend() if reuse is not None else {}
-        tensors = {key: _room(tensor, device, old.pop(key, None)) for key, tensor in sources.tensors.items()}
+        entries = {key: _allocate(value, old.pop(key, None)) for key, value in live.items()}
         del old  # what does not fit is freed before the copying
-        state = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
-        snapshot = cls(step, tensors, copy.deepcopy(sources.values), state)
-        _copy(tensors.values(), sources.tensors.values())
-        devices = {tensor.device for tensor in sources.tensors.values() if tensor.is_cuda}
-        snapshot._copying = [torch.cuda.current_stream(each).record_event() for each in devices]
+        snapshot = cls(step, entries, copy.deepcopy(scaler.state_dict()) if scaler is not None else None)
+        tensors = {key: value for key, value in live.items() if isinstance(value, Tensor)}
+        _copy([entries[key] for key in tensors], tensors.values())
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        snapshot._copying = [torch.cuda.current_stream(device).record_event() for device in devices]
         return snapshot
 
     @torch.no_grad()
     def restore(
-        self, pl_module: nn.Module, optimizers: Sequence[Any], scaler: Any = None, averages: Sequence[Any] = ()
+        self, module: nn.Module, optimizers: Sequence[Any], scaler: Any = None, averages: Sequence[Any] = ()
     ) -> tuple[str, ...]:
         """Put everything back in place, and drop all gradients.
 
         Also inside an optimizer's closure, where Lightning calls ``on_before_optimizer_step``: the rest of that step
-        finds no gradient and changes nothing. (A GradScaler ends the step with its own ``update``: one more count, or
-        a smaller scale if that step overflowed. A fused optimizer under a GradScaler asserts when it finds no gradient;
-        restore after its step.)
-
-        A parameter that the snapshot does not know (unfrozen or added since) keeps its value, but its optimizer state
-        is dropped, as it belongs to the abandoned course.
+        finds no gradient and changes nothing. (A GradScaler still updates its scale; a fused optimizer under it asserts
+        when it finds no gradient.)
 
         Returns:
-            Names of the trainable parameters that the snapshot does not know.
+            Names of the trainable parameters that the snapshot does not hold (unfrozen or added since): they keep
+            their values, but their optimizer state is dropped.
 
         Raises:
             RuntimeError: if the snapshot was spent by ``take(reuse=...)``.
         """
         self._check()
-        sources = Sources(pl_module, optimizers, averages, frozen=True)
+        live = LiveState(module, optimizers, averages, with_frozen=True)
         self._wait()
-        live = {key: sources.tensors[key] for key in self._tensors if self._fits(key, sources)}
-        _copy(live.values(), [self._tensors[key] for key in live])
-        for key in [*sources.tensors, *sources.values]:
-            if key[0] == "optimizers" and key not in self._tensors and key not in self._values:
-                sources.forget(key)
-        for key, tensor in self._tensors.items():
-            if key not in live:
-                revive(sources, key, tensor)
-        for key, value in self._values.items():
-            sources.put(key, copy.deepcopy(value))
-        sources.drop_gradients()
+        fitting = {key: saved for key, saved in self._entries.items() if _fits(saved, live.entries.get(key))}
+        _copy([live.entries[key] for key in fitting], fitting.values())
+        for key in live.entries:
+            if key.kind == "optimizer" and key not in self._entries:
+                live.forget(key)
+        for key, saved in self._entries.items():
+            if key not in fitting:
+                live.revive(key, saved)
+        live.drop_gradients()
         if scaler is not None and self._scaler:
             scaler.load_state_dict(copy.deepcopy(self._scaler))
-        known = {key[1] for key in live if key[0] == "parameters"}
-        return tuple(name for name, each in sources.parameters.items() if each.requires_grad and name not in known)
+        trainable = (name for name, parameter in live.parameters.items() if parameter.requires_grad)
+        return tuple(name for name in trainable if Key("parameter", name) not in fitting)
 
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(
-            tensor.numel() * tensor.element_size() for tensor in [*self._tensors.values(), *_within(self._values)]
-        )
+        return sum(tensor.nbytes for tensor in _within(self._entries))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain dicts and the tensors themselves (not copies), by name: ``torch.load(weights_only=True)`` reads it.
+        """Return plain Python and the tensors themselves (not copies): ``torch.load(weights_only=True)`` reads it.
 
         Under sharding these are this rank's shards: of use only to the same rank of the same number of ranks.
-
-        Raises:
-            RuntimeError: if the snapshot was spent.
         """
         self._check()
         self._wait()
-        nested: dict[str, Any] = {"step": self.step, "scaler": copy.deepcopy(self._scaler)}
-        for key, value in [*self._tensors.items(), *self._values.items()]:
-            holder: dict[Any, Any] = nested
-            for part in key[:-1]:
-                holder = holder.setdefault(part, {})
-            holder[key[-1]] = value
-        return nested
+        entries = [{**key._asdict(), "value": value} for key, value in self._entries.items()]
+        return {"step": self.step, "scaler": copy.deepcopy(self._scaler), "entries": entries}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Snapshot:
-        """The snapshot that :meth:`state_dict` described; shares no memory with it."""
-        tensors: dict[Key, Tensor] = {}
-        values: dict[Key, Any] = {}
-        for kind, depth in DEPTHS.items():
-            for key, value in _flat(state.get(kind, {}), depth, (kind,)):
-                if isinstance(value, Tensor):
-                    tensors[key] = value.detach().clone()
-                else:
-                    values[key] = copy.deepcopy(value)
-        return cls(int(state["step"]), tensors, values, copy.deepcopy(state.get("scaler")))
+        """Make the snapshot that :meth:`state_dict` described; shares no memory with it."""
+        state = copy.deepcopy(dict(state))
+        entries = {Key(**{name: entry[name] for name in Key._fields}): entry["value"] for entry in state["entries"]}
+        return cls(state["step"], entries, state["scaler"])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def _spend(self) -> dict[Key, Any]:
         self._wait()
-        return self.__dict__
-
-    def _fits(self, key: Key, sources: Sources) -> bool:
-        return key in sources.tensors and sources.tensors[key].shape == self._tensors[key].shape
-
-    def _spend(self) -> dict[Key, Tensor]:
-        self._wait()
-        tensors, self._tensors, self._values, self._spent = self._tensors, {}, {}, True
-        return tensors
+        entries, self._entries, self._spent = self._entries, {}, True
+        return entries
 
     def _check(self) -> None:
         if self._spent:
             raise RuntimeError(f"the snapshot of step {self.step} is spent: its memory went to a newer one")
 
     def _wait(self) -> None:
-        """Until copies from CUDA have arrived: only for the host; the device keeps the order of its stream."""
+        # Until copies from CUDA have arrived: only for the host; the device keeps the order of its stream.
         for event in self._copying:
             event.synchronize()
         self._copying = []
 
 
-DEPTHS = {"parameters": 1, "buffers": 1, "optimizers": 3, "averages": 2}
-"""Levels of names below each kind of thing: optimizers have a number, a parameter and an entry."""
-
-
-def _room(tensor: Tensor, device: Where, old: Tensor | None) -> Tensor:
-    """Where the copy of a tensor goes: the old place if it fits, else new memory."""
-    if not _plain(tensor):
+def _allocate(tensor: Any, old: Any) -> Any:
+    """Reuse the old host memory if shape and dtype match; else new memory, pinned for a tensor on CUDA."""
+    if not isinstance(tensor, Tensor):
+        return copy.deepcopy(tensor)
+    if not _is_plain(tensor):
         return tensor.clone()  # a subclass (quantized moments) knows best how to copy itself
-    target = torch.device("cpu") if device == "cpu" else tensor.device
-    if old is not None and (old.shape, old.dtype, old.device) == (tensor.shape, tensor.dtype, target):
+    if isinstance(old, Tensor) and (old.shape, old.dtype, old.device.type) == (tensor.shape, tensor.dtype, "cpu"):
         return old
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=target, pin_memory=tensor.is_cuda and device == "cpu")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _fits(saved: Any, live: Any) -> bool:
+    return isinstance(saved, Tensor) and isinstance(live, Tensor) and live.shape == saved.shape
 
 
 def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    """One foreach for each pair of devices and dtype; to and from pinned memory without waiting."""
+    """Copy by one foreach for each pair of devices and dtype; to and from pinned memory without waiting."""
     buckets: dict[tuple[torch.device, torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        if _plain(target) and _plain(source):
+        if _is_plain(target) and _is_plain(source):
             bucket = buckets.setdefault((target.device, source.device, target.dtype), ([], []))
             bucket[0].append(target)
             bucket[1].append(source)
@@ -223,7 +184,7 @@ def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
         torch._foreach_copy_(some_targets, some_sources, non_blocking="cuda" in (to.type, of.type))
 
 
-def _plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.layout == torch.strided
 
 
@@ -232,13 +193,5 @@ def _within(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _within(each)
-
-
-def _flat(nested: Mapping[Any, Any], depth: int, key: Key) -> Iterator[tuple[Key, Any]]:
-    for name, value in nested.items():
-        if depth == 1:
-            yield (*key, name), value
-        else:
-            yield from _flat(value, depth - 1, (*key, name))
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _within(item)

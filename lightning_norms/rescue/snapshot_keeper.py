@@ -7,13 +7,16 @@ from typing import Any
 from torch import nn
 
 from lightning_norms.anatomy.sharding import grad_scaler, sharding_group
-from lightning_norms.rescue.snapshot import Snapshot, find_averages
+from lightning_norms.rescue.averages import find_averages
+from lightning_norms.rescue.snapshot import Snapshot
 
 
 class SnapshotKeeper:
     """Keeps the start and one healthy snapshot of a run.
 
     Args:
+        trainer: the Lightning Trainer.
+        module: its LightningModule.
         every_n_steps: optimizer steps between two snapshots of a healthy run.
         start_within: optimizer steps for which the start is kept.
 
@@ -22,62 +25,51 @@ class SnapshotKeeper:
         healthy: the last moment that is known to be healthy; at first the start itself.
     """
 
-    def __init__(self, every_n_steps: int, start_within: int) -> None:
-        self.every_n_steps, self.start_within = every_n_steps, start_within
+    def __init__(self, trainer: Any, module: nn.Module, every_n_steps: int, start_within: int) -> None:
         self.start: Snapshot | None = None
         self.healthy: Snapshot | None = None
-        self._is_sharded = False
-
-    def watch(self, trainer: Any, module: nn.Module) -> None:
-        """Look at what is to be kept: a sharded snapshot is of no use in a checkpoint, which rank 0 writes."""
+        self._trainer, self._module = trainer, module
+        self._every_n_steps, self._start_within = every_n_steps, start_within
+        # A sharded snapshot is of no use in a checkpoint, which rank 0 writes.
         by_tensor = any(hasattr(parameter, "placements") for parameter in module.parameters())
         self._is_sharded = by_tensor or sharding_group(trainer.strategy.model) is not None
 
-    def take(self, trainer: Any, module: nn.Module, step: int) -> Snapshot:
-        """A snapshot of the run as it is, in the memory of the last healthy one where that is no longer needed."""
-        return Snapshot.take(
-            module,
-            trainer.optimizers,
-            step=step,
-            scaler=grad_scaler(trainer),
-            averages=find_averages(trainer.callbacks),
-            reuse=None if self.healthy is self.start else self.healthy,
-        )
+    @property
+    def ways_back(self) -> dict[str, int]:
+        """The steps that can be gone back to, by action."""
+        steps = {} if self.healthy is None else {"rollback": self.healthy.step}
+        return steps if self.start is None else {**steps, "restart": 0}
 
-    def keep_start(self, trainer: Any, module: nn.Module) -> Snapshot:
+    def keep_start(self) -> Snapshot:
         """Take the run as it is now as its start, and as healthy."""
-        self.start = self.healthy = self.take(trainer, module, step=0)
+        self.start = self.healthy = self._take(step=0)
         return self.start
 
-    def keep_healthy(self, trainer: Any, module: nn.Module, step: int) -> None:
-        """Take the run as it is now as healthy."""
-        self.healthy = self.take(trainer, module, step)
+    def keep_healthy(self, step: int) -> None:
+        """Take the run as it is now, after ``step`` optimizer steps, as healthy."""
+        self.healthy = self._take(step)
 
     def is_due(self, step: int) -> bool:
         """Whether a healthy run should be kept again at ``step``."""
-        return self.healthy is None or step - self.healthy.step >= self.every_n_steps
+        return self.healthy is None or step - self.healthy.step >= self._every_n_steps
 
     def step_taken(self, step: int) -> None:
         """Let go of the start when the time for it is over."""
-        if step > self.start_within:
+        if step > self._start_within:
             self.start = None
 
-    def put_back(self, trainer: Any, module: nn.Module, snapshot: Snapshot | None) -> tuple[str, ...]:
-        """Put a kept snapshot back into the run; names of the parameters that it does not know."""
-        assert snapshot is not None  # the ladder asks for what is there
-        scaler = grad_scaler(trainer)
-        return snapshot.restore(module, trainer.optimizers, scaler=scaler, averages=find_averages(trainer.callbacks))
+    def go_back(self, action: str) -> tuple[str, ...]:
+        """Put the start ("restart") or the last healthy moment ("rollback") back, and take it as healthy.
 
-    def forget(self) -> None:
-        """Let go of the healthy snapshot; the start may still have to go into a checkpoint."""
-        self.healthy = None
+        Returns:
+            Names of the trainable parameters that it does not hold.
+        """
+        self.healthy = self.start if action == "restart" else self.healthy
+        assert self.healthy is not None  # the ladder asks for what is there
+        return self.healthy.restore(self._module, self._trainer.optimizers, **self._more())
 
     def state_dict(self, run_is_healthy: bool) -> dict[str, Any]:
-        """What a resumed run cannot take from the checkpoint itself.
-
-        Args:
-            run_is_healthy: then the checkpoint's own weights are the last healthy moment.
-        """
+        """Return what a resumed run cannot take from the checkpoint itself, whose weights are healthy if the run is."""
         last: dict[str, Any] | str | None = None
         if self.healthy is not None and not self._is_sharded and not run_is_healthy:
             last = "start" if self.healthy is self.start else self.healthy.state_dict()
@@ -85,10 +77,15 @@ class SnapshotKeeper:
         return {"start": start, "last_healthy": last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; other keys are passed over."""
+        """Take over what :meth:`state_dict` gave; other keys are ignored."""
         self.start = None if state["start"] is None else Snapshot.from_state(state["start"])
         last = state["last_healthy"]
         self.healthy = self.start if last == "start" else Snapshot.from_state(last) if last else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "start": None, "healthy": None}
+    def _take(self, step: int) -> Snapshot:
+        """Copy the run into the memory of the last healthy snapshot, unless that is the start."""
+        reuse = None if self.healthy is self.start else self.healthy
+        return Snapshot.take(self._module, self._trainer.optimizers, step=step, reuse=reuse, **self._more())
+
+    def _more(self) -> dict[str, Any]:
+        return {"scaler": grad_scaler(self._trainer), "averages": find_averages(self._trainer.callbacks)}

@@ -7,7 +7,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from lightning_norms.anatomy.depth import DepthMap, is_norm
 from lightning_norms.anatomy.names import clean_name
-from lightning_norms.anatomy.stacks import stacks
+from lightning_norms.anatomy.stacks import find_stacks
 from tests.stand_ins import Block, Decoder, Module
 
 
@@ -50,7 +50,7 @@ def test_depth_is_a_number_and_pads_to_its_stack():
     assert depth.groups.index(depth.group_of("h.10.norm1.weight")) > depth.groups.index(
         depth.group_of("h.2.norm1.bias")
     )
-    assert stacks(holder(h=layers(101)))[0].group(7) == "block_007"
+    assert find_stacks(holder(h=layers(101)))[0].group(7) == "block_007"
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -80,9 +80,9 @@ def test_numbered_module_dict(keys):
 
 
 def test_a_pipeline_is_no_stack_but_repeats_are():
-    assert stacks(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))) == ()
-    assert stacks(nn.Sequential(nn.Embedding(3, 4), Block(4))) == ()
-    assert [len(stack.blocks) for stack in stacks(nn.Sequential(Block(4), Block(4)))] == [2]
+    assert find_stacks(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))) == ()
+    assert find_stacks(nn.Sequential(nn.Embedding(3, 4), Block(4))) == ()
+    assert [len(stack.blocks) for stack in find_stacks(nn.Sequential(Block(4), Block(4)))] == [2]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -93,18 +93,18 @@ def test_wrapped_blocks_are_found_and_compiled_stacks_are_marked():
     plain.blocks[1] = torch.compile(plain.blocks[1])
     module = Module(plain)
     assert DepthMap.of(module).groups == groups
-    assert not stacks(module)[0].compiled
+    assert not find_stacks(module)[0].compiled
     module.decoder = torch.compile(plain)
     assert any("_orig_mod" in name for name, _ in module.named_parameters())
     assert DepthMap.of(module).groups == groups
-    assert stacks(module)[0].compiled
+    assert find_stacks(module)[0].compiled
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_module_compiled_in_place_is_marked():
     decoder = Decoder(layers=2)
     decoder.compile()
-    assert stacks(Module(decoder))[0].compiled
+    assert find_stacks(Module(decoder))[0].compiled
 
 
 def test_tied_head_counts_once():

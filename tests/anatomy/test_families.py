@@ -36,9 +36,7 @@ def test_blocks_and_depth_names(family):
     assert tuple(counted) == family.blocks
     assert {group for group in depth.groups if "block_" not in group} == set(family.others)
     for stack in depth.stacks:
-        assert [stack.group(index) for index, _ in stack.blocks] == [
-            f"{stack.label}.block_{i:02d}".lstrip(".") for i in range(len(stack.blocks))
-        ]
+        assert list(stack.groups) == [f"{stack.label}.block_{i:02d}".lstrip(".") for i in range(len(stack.blocks))]
     assert [group for group in depth.groups if group in family.others] == list(
         dict.fromkeys(sorted(family.others, key=depth.groups.index))
     )

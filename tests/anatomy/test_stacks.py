@@ -5,7 +5,7 @@ from torch import nn
 
 from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
-from lightning_norms.anatomy.stacks import stacks
+from lightning_norms.anatomy.stacks import find_stacks
 from tests.stand_ins import Block
 
 
@@ -13,7 +13,7 @@ def test_one_block_at_twelve_depths_is_one_group_of_twelve_layers():
     shared = Block(4)
     net = nn.Sequential()
     net.layers = nn.ModuleList([shared] * 12)
-    (stack,) = stacks(net)
+    (stack,) = find_stacks(net)
     assert (len(stack.blocks), stack.layers) == (1, 12)
     assert DepthMap.of(net).groups == ("block_00",)
     assert "run as 12 layers" in describe(net)
@@ -23,8 +23,8 @@ def test_blocks_shared_in_turn_stand_at_their_lowest_depth():
     first, second = Block(4), Block(4)
     net = nn.Sequential()
     net.layers = nn.ModuleList([first, second, first, second])
-    (stack,) = stacks(net)
-    assert [index for index, _ in stack.blocks] == [0, 1]
+    (stack,) = find_stacks(net)
+    assert [block.index for block in stack.blocks] == [0, 1]
     assert stack.layers == 4
     assert DepthMap.of(net).groups == ("block_00", "block_01")
 
@@ -49,4 +49,4 @@ def test_experts_in_a_block_are_no_stages():
     block.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(5))
     net = nn.Sequential()
     net.layers = nn.ModuleList([block, Block(4)])
-    assert [stack.path for stack in stacks(net)] == ["layers"]
+    assert [stack.path for stack in find_stacks(net)] == ["layers"]

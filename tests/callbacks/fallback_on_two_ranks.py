@@ -118,7 +118,7 @@ def fit(kind, fault, folder, *callbacks, checkpoint=None):
     return {
         "events": [(event.step, event.cause, event.action) for event in fallback.events],
         "evidence": [event.evidence for event in fallback.events],
-        "factor": fallback.ladder.factor,
+        "factor": fallback.rescue.ladder.factor,
         "returned": watch.returned,
         "weights": watch.history[-1],
         "error": error,

@@ -322,7 +322,7 @@ def test_state_and_callback_can_be_pickled(tmp_path):
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "10"])
 def test_unusable_interval_is_refused_when_built(steps):
-    with pytest.raises(ValueError, match="every_n_steps must be a whole number above 0"):
+    with pytest.raises(ValueError, match="every_n_steps must be a whole number of at least 1"):
         DepthMonitor(every_n_steps=steps)
 
 

@@ -49,7 +49,7 @@ def test_a_fault_is_one_event_and_the_step_is_skipped_exactly(kind, step, tmp_pa
     assert_same(watch.before[step], watch.after[step])
     assert is_finite(module)
     assert all(module.modes)
-    assert (fallback.ladder.factor, fallback.ladder.skips) == (1.0, 1)
+    assert (fallback.rescue.ladder.factor, fallback.rescue.ladder.skips) == (1.0, 1)
 
 
 @pytest.mark.parametrize(("step", "events"), [(1, 0), (5, 0), (30, 0), (70, 1), (200, 1)])
@@ -74,7 +74,7 @@ def test_a_learning_rate_glitch_that_ruins_the_weights_is_named_one_step_later_a
     module = Learner({step: "large glitch"})
     fallback = fit(tmp_path, module, steps=step + 20)
     assert what(fallback) == [(step + 1, "spike", "skip"), (step + 4, "divergence", "rollback")]
-    assert fallback.ladder.factor == 0.5
+    assert fallback.rescue.ladder.factor == 0.5
     assert module.losses[step + 1] > 3.5
     assert module.losses[-1] < 2.4
 
@@ -92,7 +92,7 @@ def test_a_fault_at_every_step_ends_with_a_report(kind, tmp_path):
     assert actions == ["skip", "rollback"] * 3 + ["skip", "restart"] * 3 + ["skip", "stop"]
     assert all(event.message in str(error.value) for event in fallback.events)
     assert is_finite(module)
-    assert fallback.ladder.factor == 0.5**6
+    assert fallback.rescue.ladder.factor == 0.5**6
 
 
 class Hopeless(Scheduled):
@@ -209,7 +209,7 @@ def test_an_accumulation_that_changes_is_no_jump(tmp_path):
     fallback = fit(tmp_path, module, GradientAccumulationScheduler({0: 4, 1: 1}), steps=50)
     assert (raw[0], raw[-1]) == (0.75, 3.0)
     assert fallback.events == []
-    assert fallback.watch.spike.losses == [3.0] * 16
+    assert fallback.rescue.watch.spike.losses == [3.0] * 16
 
 
 def test_one_bad_micro_batch_skips_its_window(tmp_path):
@@ -236,7 +236,7 @@ def test_overflow_is_the_scalers_affair(fused, tmp_path):
     module = Learner(fused=fused)
     fallback = fit(tmp_path, module, steps=60, **mixed(init_scale=2.0**30))
     assert fallback.events == []
-    assert fallback.watch.scores["grad_norm"].value() == 0.0
+    assert fallback.rescue.watch.scores["grad_norm"].value() == 0.0
     assert is_finite(module)
     taken = {float(state["step"]) for state in module.trainer.optimizers[0].state.values()}
     assert taken <= {float(step) for step in range(45, 58)}

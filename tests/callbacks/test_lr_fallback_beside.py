@@ -118,7 +118,7 @@ def test_the_rescale_is_applied_once_over_two_restarts(resumed, tmp_path):
         fallback = LRFallback(**options)
         fit(tmp_path, module, fallback=fallback, steps=14, ckpt_path=tmp_path / "9.ckpt")
         second = module.found[-1]
-    assert fallback.ladder.restarts == 2
+    assert fallback.rescue.ladder.restarts == 2
     assert module.residual_rescaled is True
     for name, value in start.items():
         expected = value * 6**-0.5 if "writer.weight" in name else value

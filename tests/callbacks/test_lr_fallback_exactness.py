@@ -93,7 +93,7 @@ def test_what_is_judged_is_undivided_and_unscaled(optimizer, precision, accumula
     for name in ("32", precision):
         module = Learner(**OPTIMIZERS[optimizer])
         options = PRECISIONS[name]() | {"accumulate_grad_batches": accumulate}
-        seen[name] = fit(tmp_path, module, steps=20, **options).watch.spike
+        seen[name] = fit(tmp_path, module, steps=20, **options).rescue.watch.spike
         means = torch.stack(module.losses).view(20, accumulate).mean(1)[-16:]
         assert seen[name].losses == pytest.approx(means.tolist(), rel=1e-5)
     assert seen["32"].losses == pytest.approx(seen[precision].losses, rel=0.03)
@@ -133,7 +133,7 @@ class Snapshots(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         fallback = trainer.callbacks[0]
-        if self.back is None and fallback.ladder.rollbacks + fallback.ladder.restarts == 1:
+        if self.back is None and fallback.rescue.ladder.rollbacks + fallback.rescue.ladder.restarts == 1:
             self.back = everything(trainer, pl_module)
 
 

@@ -80,4 +80,4 @@ def test_the_factor_climbs_back_in_a_straight_line(tmp_path):
     assert [groups[0] / 0.1 for groups in trace[4:]] == pytest.approx(
         [0.5, 0.625, 0.75, 0.875, 1, 1, 1, 1, 1, 1], rel=1e-12
     )
-    assert fallback.ladder.factor == 1.0
+    assert fallback.rescue.ladder.factor == 1.0

@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_norms.callbacks.lr_fallback import FallbackExhaustedError, LRFallback
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.rescue.events import read
 from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.fallback_runs import RESUMING, Learner, assert_same, everything, fit, what
 from tests.callbacks.test_warmup import SaveAt
+from tests.rescue.event_file import steps
 from tests.stand_ins import trainer
 
 pytestmark = [
@@ -77,7 +77,7 @@ def test_resumed_equals_uninterrupted(story, warmed, tmp_path):
         fit(tmp_path, resumed, *more, fallback=again, steps=STEPS, ckpt_path=checkpoint)
         assert_same(everything(resumed.trainer, resumed), everything(straight.trainer, straight))
         assert torch.equal(torch.stack(resumed.losses).nan_to_num(), torch.stack(straight.losses[point:]).nan_to_num())
-        assert again.ladder.state_dict() == fallback.ladder.state_dict()
+        assert again.rescue.ladder.state_dict() == fallback.rescue.ladder.state_dict()
         assert repr(again.events) == repr(fallback.events)  # NaN is not equal to itself
 
 
@@ -89,9 +89,9 @@ def test_a_changed_argument_keeps_the_counts(tmp_path):
     fit(tmp_path, learner({5: "huge"}), SaveAt(tmp_path, 6), fallback=first, steps=8)
     again = LRFallback(cut=0.1, max_rollbacks=9, snapshot_every_n_steps=7)
     fit(tmp_path, learner({}), fallback=again, steps=8, ckpt_path=tmp_path / "6.ckpt")
-    assert (again.ladder.rollbacks, again.ladder.factor, again.ladder.limits.cut) == (1, 0.5, 0.1)
-    assert again.ladder.climb("divergence", can_roll_back=True, can_restart=True) == "rollback"
-    assert again.ladder.factor == pytest.approx(0.05)
+    assert (again.rescue.ladder.rollbacks, again.rescue.ladder.factor, again.rescue.ladder.limits.cut) == (1, 0.5, 0.1)
+    assert again.rescue.ladder.climb("divergence", ("rollback", "restart")) == "rollback"
+    assert again.rescue.ladder.factor == pytest.approx(0.05)
 
 
 def test_the_start_survives_a_resume(tmp_path):
@@ -240,10 +240,9 @@ def test_killed_between_an_event_and_the_next_checkpoint(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, timeout=60, capture_output=True)
     assert done.returncode == -signal.SIGKILL
-    assert [event.step for event in read(tmp_path)] == [13, 23]
+    assert steps(tmp_path) == [13, 23]
     resumed, again = killed_run(tmp_path, tmp_path / "20.ckpt", kill=False)
     straight, fallback = killed_run(tmp_path / "straight", kill=False)
     assert what(again) == what(fallback) == [(13, "non_finite", "rollback"), (23, "non_finite", "rollback")]
     assert_same(everything(resumed.trainer, resumed), everything(straight.trainer, straight))
-    assert [event.step for event in read(tmp_path)] == [13, 23, 23]
-    assert [event.step for event in read(tmp_path, abandoned=False)] == [13, 23]
+    assert steps(tmp_path) == [13, 23, "resumed at 20", 23]

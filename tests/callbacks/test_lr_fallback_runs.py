@@ -105,7 +105,7 @@ def test_fit_twice_starts_over_and_leaves_the_optimizer_alone(tmp_path):
         module = Learner({5: "nan"})
         fit(tmp_path, module, fallback=fallback, steps=8)
         assert what(fallback) == [(5, "non_finite", "rollback")]
-        assert (fallback.ladder.factor, fallback.steps) == (0.5, 8)
+        assert (fallback.rescue.ladder.factor, fallback.rescue.state.steps) == (0.5, 8)
         optimizer = module.trainer.optimizers[0]
         assert not optimizer._optimizer_step_pre_hooks
         assert [group["lr"] for group in optimizer.param_groups] == [0.01]
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_saved_after_fit_holds_the_state(tmp_path):
     run.fit(module)
     run.save_checkpoint(tmp_path / "after.ckpt")
     again = fit(tmp_path, Learner(), fallback=LRFallback(), steps=9, ckpt_path=tmp_path / "after.ckpt")
-    assert (again.ladder.rollbacks, again.ladder.factor, again.steps) == (1, 0.5, 9)
+    assert (again.rescue.ladder.rollbacks, again.rescue.ladder.factor, again.rescue.state.steps) == (1, 0.5, 9)
 
 
 def test_pickle_before_during_and_after(tmp_path):
@@ -129,7 +129,7 @@ def test_pickle_before_during_and_after(tmp_path):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             self.copy = pickle.loads(pickle.dumps(trainer.callbacks[0]))
 
-    assert pickle.loads(pickle.dumps(LRFallback(cut=0.3))).ladder.limits.cut == 0.3
+    assert pickle.loads(pickle.dumps(LRFallback(cut=0.3))).rescue.ladder.limits.cut == 0.3
     fallback, during = LRFallback(max_skips=0), Pickle()
     module = Faulty()  # Lightning hangs the module's log method on callbacks, so it is pickled too
     module.bad = (5,)
@@ -137,7 +137,8 @@ def test_pickle_before_during_and_after(tmp_path):
     for copy in (during.copy, pickle.loads(pickle.dumps(fallback))):
         assert what(copy) == [(5, "non_finite", "rollback")]
         assert copy.state_dict()["ladder"] == fallback.state_dict()["ladder"]
-        assert copy.state_dict()["start"]["parameters"].keys() == dict(module.named_parameters()).keys()
+        start = {entry["name"] for entry in copy.state_dict()["start"]["entries"] if entry["kind"] == "parameter"}
+        assert start == dict(module.named_parameters()).keys()
     assert fit(tmp_path, Learner(), fallback=during.copy, steps=3).events == []
 
 
@@ -149,7 +150,7 @@ def test_a_dry_run_changes_nothing_and_reports_each_incident_once(tmp_path):
     fallback = fit(tmp_path, watched, fallback=LRFallback(dry_run=True), steps=60)
     assert what(fallback) == [(20, "spike", "report"), (30, "spike", "report")]
     assert_same(dict(plain.named_parameters()), dict(watched.named_parameters()))
-    assert (fallback.ladder.factor, fallback.ladder.skips) == (1.0, 0)
+    assert (fallback.rescue.ladder.factor, fallback.rescue.ladder.skips) == (1.0, 0)
     assert fallback.state_dict()["start"] is None
 
 

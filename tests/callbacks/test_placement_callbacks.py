@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 from lightning_norms.callbacks.admin_profile import AdminProfile
 from lightning_norms.callbacks.after_step import AfterStep
-from lightning_norms.callbacks.unit_matrices import UnitMatrices, matrices_and_directions
+from lightning_norms.callbacks.unit_matrices import UnitMatrices, unit_matrices
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import SwiGLU
-from lightning_norms.model.placements.catalogue import NGPT, Admin, PreNorm, ProRes
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import NGPT, Admin, PreNorm, ProRes
 from tests import stand_ins
 
 pytestmark = [
@@ -114,20 +114,20 @@ def test_matrices_of_ngpt_stay_on_the_sphere(feed_forward):
     for writer in (block.attention.writer, block.feed_forward.writer):
         torch.testing.assert_close(writer.weight.norm(dim=0), torch.ones(writer.weight.shape[1]))
     torch.testing.assert_close(module.decoder.embedding.weight.norm(dim=1), torch.ones(11))
-    assert len(matrices_and_directions(module)) == 1 + 3 * (7 if feed_forward else 6)
+    assert len(unit_matrices(module)) == 1 + 3 * (7 if feed_forward else 6)
 
 
 def test_unit_matrices_on_a_foreign_decoder():
     module = stand_ins.Module()
     pattern = r"(attention\.writer|feed_forward\.writer)\.weight"
     for callback in (UnitMatrices(), UnitMatrices(pattern)):
-        found = {id(m): along for m, along in matrices_and_directions(module, callback.pattern)}
+        along = {id(m.weight): m.along for m in unit_matrices(module, callback.pattern)}
         block = module.decoder.blocks[0]
-        assert (found[id(block.attention.writer.weight)], found[id(block.attention.query.weight)]) == (0, 1)
+        assert (along[id(block.attention.writer.weight)], along[id(block.attention.query.weight)]) == (0, 1)
     with pytest.raises(ValueError, match="not a regular expression"):
         UnitMatrices("(")
     with pytest.raises(ValueError, match="matches nothing"):
-        matrices_and_directions(module, "nowhere")
+        unit_matrices(module, "nowhere")
 
 
 def test_admin_is_profiled_once_on_the_first_batch():

@@ -51,7 +51,7 @@ def loader(count=4):
 def test_anybodys_module(tmp_path):
     trainer(tmp_path).fit(Mine(), loader(), loader(1))
     record = run_record.read(tmp_path)
-    assert record["losses"] == [1.0, 2.0, 3.0, 4.0]
+    assert (record["losses"], record["loss_stride"]) == ([1.0, 2.0, 3.0, 4.0], 1)
     assert record["scores"] == {"val_loss": 0.5}
     assert record["curve"] == [{"step": 4.0, "val_loss": 0.5}]
     assert (record["steps"], record["parameters"], record["kv_cache_bytes"]) == (4, 3, None)
@@ -120,3 +120,23 @@ def test_ours_and_a_resumed_run_leaves_the_same_record(tmp_path, recwarn):
     assert list(first["scores"]) == ["val"]
     assert list(first["gradient_first"]) == ["embedding", "block_00", "block_01", "final_norm"]
     assert first["kv_cache_bytes"] == 2 * 2 * 8 * 4096 * 2
+
+
+def test_many_validations_are_thinned_and_the_last_one_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "POINTS", 4)
+    trainer(tmp_path, max_steps=20, max_epochs=-1).fit(Mine(), loader(1), loader(1))
+    record = run_record.read(tmp_path)
+    assert len(record["curve"]) <= 4
+    assert record["curve"][-1] == {"step": 20.0, "val_loss": 0.5}
+    assert record["scores"] == {"val_loss": 0.5}
+
+
+def test_losses_of_a_longer_run_say_their_stride(tmp_path):
+    record = RunRecord(str(tmp_path))
+    made = trainer(tmp_path, max_steps=20, max_epochs=-1)
+    made.callbacks[0] = record
+    record._reset = lambda: None
+    record.history.losses.limit = 8
+    made.fit(Mine(), loader(20), loader(1))
+    written = run_record.read(tmp_path)
+    assert (written["losses"], written["loss_stride"]) == ([1.0, 5.0, 9.0, 13.0, 17.0], 4)

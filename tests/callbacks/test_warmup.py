@@ -23,7 +23,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.learning_rate import Curtain, factors_of
+from lightning_norms.learning_rate import HideFactors, factors_of
 from lightning_norms.schedules import (
     InverseSqrtDecay,
     LinearDecay,
@@ -607,7 +607,7 @@ def test_exception_leaves_the_schedulers_learning_rate(hook, kind):
         run.fit(module)
     assert [group["lr"] for group in module.optimizer.param_groups] == pytest.approx([0.1 * 0.9**3, 0.02 * 0.9**3])
     assert warmup.state_dict() == {"steps": [3]}
-    assert not any(isinstance(callback, Curtain) for callback in run.callbacks)
+    assert not any(isinstance(callback, HideFactors) for callback in run.callbacks)
 
 
 def test_exception_that_manual_optimization_swallows_leaves_the_schedulers_learning_rate():
@@ -687,17 +687,17 @@ def test_monitor_behind_shows_the_effective_rate_and_before_the_schedulers(accum
         assert [shown[step] for step in range(STEPS)] == pytest.approx(expected, rel=1e-12)
 
 
-def test_curtain_is_only_there_for_a_monitor_and_goes_away():
+def test_factors_are_hidden_behind_a_monitor_only_and_the_hider_goes_away():
     class Peek(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            self.curtains = sum(isinstance(callback, Curtain) for callback in trainer.callbacks)
+            self.hiders = sum(isinstance(callback, HideFactors) for callback in trainer.callbacks)
 
-    for monitors, curtains in (([], 0), ([LearningRateMonitorStandIn()], 1)):
+    for monitors, hiders in (([], 0), ([LearningRateMonitorStandIn()], 1)):
         peek = Peek()
         run = trainer(Warmup(LinearWarmup(2)), *monitors, peek, steps=2)
         run.fit(Module())
-        assert peek.curtains == curtains
-        assert not any(isinstance(callback, Curtain) for callback in run.callbacks)
+        assert peek.hiders == hiders
+        assert not any(isinstance(callback, HideFactors) for callback in run.callbacks)
 
 
 def test_other_distribution_of_lightning():

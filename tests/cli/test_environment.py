@@ -21,6 +21,7 @@ import lightning_norms_entry_point
 from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.warmup import Warmup
+from lightning_norms.cli import environment
 from lightning_norms.cli.environment import FromEnvironment
 from lightning_norms.cli.main import main
 from lightning_norms.schedules import LinearWarmup
@@ -46,6 +47,10 @@ def declared():
     """Group -> lines, as pyproject.toml has them."""
     tomllib = pytest.importorskip("tomllib")
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+
+
+def test_both_sides_read_the_same_variable():
+    assert lightning_norms_entry_point.VARIABLE == environment.VARIABLE == VARIABLE
 
 
 @pytest.fixture
@@ -101,7 +106,7 @@ def test_a_script_that_does_not_know_us_gets_warmup_monitor_and_fallback(install
     assert names(run) == ["Warmup", "DepthMonitor", "LRFallback", "FromEnvironment"]
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(t) for t in range(STEPS)])
     assert run.callbacks[1].history.steps == [0, 5, 10]
-    assert run.callbacks[2].steps == STEPS
+    assert run.callbacks[2].rescue.state.steps == STEPS
     assert "LIGHTNING_NORMS_CALLBACKS adds Warmup, DepthMonitor, LRFallback." in caplog.messages
 
 
@@ -123,7 +128,7 @@ def test_what_the_script_has_already_is_not_added_twice(place, installed, monkey
     assert names(run).count("Warmup") + names(run).count("Mine") == 1
     assert names(run)[0] == "DepthMonitor"
     assert [rates[0] for rates in module.optimizer.trace][:3] == pytest.approx([0.05, 0.1, 0.1])
-    said = "LIGHTNING_NORMS_CALLBACKS adds DepthMonitor; leaves out Warmup, which the script has already."
+    said = "LIGHTNING_NORMS_CALLBACKS adds DepthMonitor; leaves out Warmup, which the script already has."
     assert said in caplog.messages
 
 
@@ -183,16 +188,19 @@ def test_the_other_distribution_of_lightning(installed, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("Warmup", "'Warmup' is neither a list nor a file here. Give a list such as [LRFallback, "),
-        ("nowhere.yaml", "'nowhere.yaml' is neither a list nor a file here."),
+        ("Warmup", "'Warmup' is neither a list nor a file. Give a list such as [LRFallback, "),
+        ("nowhere.yaml", "'nowhere.yaml' is neither a list nor a file."),
         ("[", "its value is not YAML: "),
-        ("[3]", "3 names no callback."),
-        ("[LRFallback, LRFallback]", "'LRFallback' stands there twice."),
+        ("[3]", "3 is not a callback."),
+        ("[LRFallback, LRFallback]", "'LRFallback' is listed twice."),
         ("[Warmupp]", "callbacks is 'Warmupp', but it must be "),
         ("[os.system]", "Import path os.system does not correspond to a subclass of Callback."),
         ("[{class_path: LRFallback, init_args: {cuts: 1}}]", "no key 'callbacks.cuts'. Did you mean cut"),
         ("[{class_path: LRFallback, init_args: {cut: abc}}]", "callbacks.cut is 'abc', but it must be a number."),
-        ("[{class_path: LRFallback, init_args: {cut: .nan}}]", "cut is nan, but it is a share of the learning rate"),
+        (
+            "[{class_path: LRFallback, init_args: {cut: .nan}}]",
+            "cut must be a number above 0 and below 1, got nan",
+        ),
     ],
 )
 def test_a_bad_value_is_one_sentence_when_the_trainer_is_made(value, words, installed, monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ def test_an_accumulation_that_changes_in_mid_run(tmp_path):
     four = run(tmp_path, module, before=[GradientAccumulationScheduler({0: 4, 1: 1})], max_steps=20)
     assert len(module.losses) == 16 + 16
     assert what(four.fallback) == []
-    assert four.fallback.steps == 20
+    assert four.fallback.rescue.state.steps == 20
     assert_rates(taken(module).trace, [warm(step) for step in range(20)])
     assert_norms(four.monitor, four.naive.norms)
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from lightning.pytorch import Callback
 
-import lightning_norms
+from lightning_norms import callbacks, rescale_rules, schedules
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.schedules import LinearDecay, LinearWarmup, Schedule
 
@@ -18,10 +18,10 @@ NEEDED = {"LinearWarmup": (4,), "InverseSqrtDecay": (4,), "Noam": (16, 4), "Cosi
 
 def classes():
     """Every public callback, schedule and rule that can be built."""
-    public = [getattr(lightning_norms, name) for name in lightning_norms.__all__]
-    kinds = (Callback, Schedule, RescaleRule)
+    public = [value for module in (callbacks, schedules, rescale_rules) for value in vars(module).values()]
+    classes = [value for value in public if isinstance(value, type) and value.__module__.startswith("lightning_norms.")]
     return [
-        each for each in public if isinstance(each, type) and issubclass(each, kinds) and not inspect.isabstract(each)
+        cls for cls in classes if issubclass(cls, (Callback, Schedule, RescaleRule)) and not inspect.isabstract(cls)
     ]
 
 

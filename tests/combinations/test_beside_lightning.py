@@ -211,7 +211,7 @@ def test_learning_rate_finder(order, tmp_path):
     assert trace == pytest.approx([found * warm(step) for step in range(12)])
     assert_rescaled(before, four.naive.start)
     assert_norms(four.monitor, four.naive.norms)
-    assert (four.fallback.steps, what(four.fallback)) == (12, [])
+    assert (four.fallback.rescue.state.steps, what(four.fallback)) == (12, [])
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -228,7 +228,7 @@ def test_batch_size_finder(order, tmp_path):
     assert_rates(optimizer.trace[-12:], [warm(step) for step in range(12)])
     assert_rescaled(before, four.naive.start)
     assert_norms(four.monitor, four.naive.norms)
-    assert (four.fallback.steps, what(four.fallback)) == (12, [])
+    assert (four.fallback.rescue.state.steps, what(four.fallback)) == (12, [])
 
 
 @pytest.mark.filterwarnings("ignore:.*was called without a model.*", "ignore:.*there is no last checkpoint available.*")

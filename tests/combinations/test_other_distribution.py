@@ -13,7 +13,7 @@ from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.model.decoder import Decoder as OurDecoder
 from lightning_norms.model.decoder import DecoderConfig
-from lightning_norms.model.placements.catalogue import Admin, PreNorm, ProRes
+from lightning_norms.placements import Admin, PreNorm, ProRes
 from tests.callbacks.fallback_runs import RESUMING, assert_same, lessons, what
 from tests.combinations.four import BASE, Taken, assert_norms, assert_rates, assert_rescaled, run, warm, weights
 from tests.stand_ins import VOCABULARY, Decoder, seeded

@@ -65,5 +65,5 @@ def test_our_state_does_not_know_the_wrapper(tmp_path):
     four = run(tmp_path, resumed, ckpt_path=tmp_path / "10.ckpt")
     assert_rates(resumed.trainer.optimizers[0].trace, [warm(step) for step in range(10, 24)])
     assert four.monitor.history.steps == list(range(24))
-    assert (four.fallback.steps, what(four.fallback)) == (24, [])
+    assert (four.fallback.rescue.state.steps, what(four.fallback)) == (24, [])
     assert four.rescale.state_dict()["rescaled"]

@@ -141,7 +141,7 @@ def test_ctrl_c_cancels_the_jobs_and_the_grid_goes_on(folder, monkeypatch):
     wait_for(lambda: any((folder / "stopped/runs").glob("post_*/attempt_1/checkpoints/last.ckpt")))
     process.send_signal(signal.SIGINT)
     said = process.communicate()[1]
-    assert (process.returncode, "the same command goes on from here" in said) == (130, True)
+    assert (process.returncode, "the same command resumes from here" in said) == (130, True)
     (place,) = (folder / "stopped/runs").glob("post_*")
     with alone(place, lambda: None):  # what was cancelled may take a moment to end, but not to its own end
         assert not list(place.glob("attempt_1/record.json"))
@@ -162,8 +162,14 @@ def wait_for(condition):
     [
         (["--config", "nowhere"], "nowhere is neither a file in"),
         (["--config", "post48"], "post48 is one run, not a grid"),
-        (["--config", "exp015", "--jobs", "0"], "--jobs is 0"),
-        (["--config", "exp015", "--seeds", "1", "1"], "a seed is given twice"),
+        (["--config", "exp015", "--jobs", "0"], "compare: jobs must be a whole number of at least 1, got 0"),
+        (["--config", "exp015", "--jobs", "x"], "jobs is 'x', but it must be a whole number."),
+        (["--config", "exp015", "--seeds", "[1, 1]"], "each may be given only once"),
+        (["--config", "exp015", "--seeds", "3"], "seeds is '3', but it must be a list, such as [0, 1, 2]."),
+        (["--config", "exp015", "--n_seeds", "many"], "n_seeds is 'many', but it must be a whole number."),
+        (["--config", "exp015", "--n_seeds", "0"], "compare: n_seeds must be a whole number of at least 1, got 0"),
+        (["--config", "exp015", "--n_seeds", "2", "--seeds", "[1]"], "give either --seeds, a list, or --n_seeds"),
+        ([], "the following arguments are required: config"),
     ],
 )
 def test_wrong_input_is_a_sentence_and_exit_code_2(words, sentence, capsys, folder):

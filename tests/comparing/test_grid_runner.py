@@ -12,7 +12,7 @@ from lightning_norms.comparing.grid_runner import GridRunner
 from lightning_norms.reports.comparison.differences import Result, Verdict
 
 VARIANTS = {"pre": Variant("as it was", {}), "post": Variant("moved", {"model": {"x": 1}})}
-GRID = Grid("planted", {}, "pre", VARIANTS, (7, 8))
+GRID = Grid(name="planted", base={}, baseline="pre", variants=VARIANTS, seeds=(7, 8))
 
 
 class Pretended(GridRunner):
@@ -22,7 +22,7 @@ class Pretended(GridRunner):
     """
 
     def __init__(self, folder, outcome, grid=GRID, **kwargs):
-        super().__init__(grid, folder, **kwargs)
+        super().__init__(grid=grid, folder=folder, **kwargs)
         self.outcome, self.calls, self.lock = outcome, [], threading.Lock()
 
     def _fit(self, place, lock, checkpoint):
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_cannot_be_used_costs_a_new_start_only(tmp_path):
         ("Traceback ...\n  File x\nValueError: no such thing\n", "seeds 7, 8: ValueError: no such thing"),
         ("usage\nerror: d_model is 3\n", "seeds 7, 8: d_model is 3"),
         ("one\ntwo\n", "seeds 7, 8: two"),
-        ("", "seeds 7, 8: it said nothing"),
+        ("", "seeds 7, 8: it printed nothing"),
         ({"code": math.nan}, "seeds 7, 8: diverged: code ended as nan"),
         ({}, "seeds 7, 8: logged no number of a validation set: nothing to compare"),
     ],
@@ -141,7 +141,8 @@ def test_a_run_that_a_killed_grid_left_going_on_is_waited_for(tmp_path):
     assert ("pre", 7, None) not in runner.calls
 
 
-OTHER = Grid("other", {}, "base", {"base": Variant("", {}), "new": Variant("", {"model": {"x": 2}})}, (7, 8))
+OTHERS = {"base": Variant("", {}), "new": Variant("", {"model": {"x": 2}})}
+OTHER = Grid(name="other", base={}, baseline="base", variants=OTHERS, seeds=(7, 8))
 
 
 def test_a_finished_run_of_another_grid_is_used_under_another_name(tmp_path):
@@ -157,7 +158,8 @@ def test_a_finished_run_of_another_grid_is_used_under_another_name(tmp_path):
 
 def test_a_with_a_runs_twice_even_if_another_grid_has_it(tmp_path):
     Pretended(tmp_path, fine).run()
-    twice = Grid("twice", {}, "one", {"one": Variant("", {}), "two": Variant("", {})}, (7,))
+    equal = {"one": Variant("", {}), "two": Variant("", {})}
+    twice = Grid(name="twice", base={}, baseline="one", variants=equal, seeds=(7,))
     runner = Pretended(tmp_path, fine, twice)
     runner.run()
     assert sorted(call[:2] for call in runner.calls) == [("one", 7), ("two", 7)]
@@ -184,11 +186,11 @@ def test_a_run_that_starts_while_the_grid_is_stopped_is_stopped_too(tmp_path):
         def wait(self):
             return -15
 
-        def stop(self):
+        def terminate(self):
             self.stopped += 1
 
     late = Late()
-    runner = GridRunner(GRID, tmp_path, launcher=late)
+    runner = GridRunner(grid=GRID, folder=tmp_path, launcher=late)
     assert (runner._fit(tmp_path, None, None), late.stopped) == (-15, 1)
 
 
@@ -199,5 +201,5 @@ def test_two_jobs_give_the_same(tmp_path):
 def test_a_base_that_is_no_configuration_ends_it_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.yaml").write_text("{base: {y: 1}, baseline: a, seeds: [1], variants: {a: {}}}")
-    with pytest.raises(ValueError, match="the base of g is no configuration that fit takes: no y"):
+    with pytest.raises(ValueError, match="fit does not accept the base of g: no y"):
         compare.command(["--config", "g.yaml"], lambda _: "no y")

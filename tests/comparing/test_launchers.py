@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from lightning_norms.cli.main import main
-from lightning_norms.comparing import launchers
-from lightning_norms.comparing.launchers import Job, LocalLauncher, SubmititLauncher
+from lightning_norms.comparing import submitit_launcher
+from lightning_norms.comparing.launchers import LocalLauncher
 from lightning_norms.comparing.locks import alone
+from lightning_norms.comparing.options import make_launcher
+from lightning_norms.comparing.submitit_launcher import Job, SubmititLauncher
 
 submitit = pytest.importorskip("submitit")
 fcntl = pytest.importorskip("fcntl")
@@ -60,7 +62,7 @@ def test_a_run_holds_its_folder_and_stops_when_it_is_told(launcher, tmp_path):
     started = start(launcher, tmp_path, code.format(str(tmp_path / "pid.part")))
     wait_for(lambda: (tmp_path / "pid.part").exists() and (tmp_path / "pid.part").read_text())
     assert not free(tmp_path)
-    started.stop()
+    started.terminate()
     assert started.wait() == -15
     wait_for(lambda: not alive(int((tmp_path / "pid.part").read_text())))
     wait_for(lambda: free(tmp_path))
@@ -72,7 +74,7 @@ def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(tmp_path):
     code = f"""
         import os, pathlib, signal, sys, time
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from lightning_norms.comparing.launchers import SubmititLauncher
+        from lightning_norms.comparing.submitit_launcher import SubmititLauncher
         words = [sys.executable, "-c", {job!r}]
         job = SubmititLauncher({LOCAL!r}).start(words, pathlib.Path.cwd(), None, "record.json")
         while not (os.path.exists("pid") and pathlib.Path("pid").read_text()):
@@ -160,8 +162,8 @@ class Dead:
     ("words", "said"),
     [
         ("Job 41 has not produced any output (state: NODE_FAIL)", "job 41: ended as NODE_FAIL and left no result; its log is /shared/41_0_log.err"),  # noqa: E501
-        ("no output (state: TIMEOUT)", "the job took longer than timeout_min, which is 5; the same command goes on from its last checkpoint"),  # noqa: E501
-        ("x.UncompletedJobError: Job not requeued because: timed-out and not checkpointable.", "the job took longer than timeout_min, which is 5; the same command goes on from its last checkpoint"),  # noqa: E501
+        ("no output (state: TIMEOUT)", "the job took longer than timeout_min, which is 5; the same command resumes from its last checkpoint"),  # noqa: E501
+        ("x.UncompletedJobError: Job not requeued because: timed-out and not checkpointable.", "the job took longer than timeout_min, which is 5; the same command resumes from its last checkpoint"),  # noqa: E501
         ("trace:\n  File x\nFileNotFoundError: no python\n---", "job 41: FileNotFoundError: no python; its log is /shared/41_0_log.err"),  # noqa: E501
     ],
 )  # fmt: skip
@@ -192,10 +194,10 @@ def test_a_process_that_is_killed_around_the_run_is_a_dead_job(tmp_path):
 )
 def test_options_that_do_not_fit_are_a_sentence(options, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    launchers.launcher("submitit", ["cluster=local"], 1)
+    make_launcher("submitit", ["cluster=local"], 1)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match=sentence) as caught:
-        launchers.launcher("submitit", options, 1)
+        make_launcher("submitit", options, 1)
     assert "\n" not in str(caught.value)
 
 
@@ -203,7 +205,7 @@ def test_options_that_do_not_fit_are_a_sentence(options, sentence, tmp_path, mon
     ("words", "sentence"),
     [
         (["--launcher", "submitit"], "error: --launcher submitit needs the submitit library: pip install 'lightning_norms[cluster]'\n"),  # noqa: E501
-        (["--launcher_options", "a=1"], "error: --launcher_options are for --launcher submitit; the local one has none.\n"),  # noqa: E501
+        (["--launcher_options", "a=1"], "error: --launcher_options are for --launcher submitit; the local launcher has none.\n"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_on_the_command_line_too(words, sentence, monkeypatch, capsys, tmp_path):
@@ -246,7 +248,7 @@ def slurm(tmp_path, monkeypatch):
 
 def test_slurm_is_chosen_where_it_is_and_gets_the_options(slurm):
     spool, place = slurm
-    launcher = launchers.launcher("submitit", ["timeout_min=90", "slurm_partition=gpu", "gpus_per_node=1"], 2)
+    launcher = make_launcher("submitit", ["timeout_min=90", "slurm_partition=gpu", "gpus_per_node=1"], 2)
     code = "import os; print(os.environ['SLURM_JOB_NAME'], 'SLURM_JOB_ID' in os.environ)"
     assert start(launcher, place, code).wait() == 0
     assert (place / "output.txt").read_text() == "interactive True\n"
@@ -257,10 +259,10 @@ def test_slurm_is_chosen_where_it_is_and_gets_the_options(slurm):
 
 def test_what_is_stopped_is_cancelled_in_slurm(slurm, monkeypatch):
     spool, place = slurm
-    monkeypatch.setattr(launchers, "GRACE", 0)
+    monkeypatch.setattr(submitit_launcher, "GRACE", 0)
     started = start(SubmititLauncher(), place, "import time; print('on', flush=True); time.sleep(600)")
     wait_for(lambda: (place / "output.txt").exists() and (place / "output.txt").read_text())
-    started.stop()
+    started.terminate()
     assert started.wait() == -signal.SIGTERM
     assert (spool / "cancelled").read_text() == f"{started._job.job_id}\n"
     wait_for(lambda: free(place))

@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from lightning_norms import recipes
-from lightning_norms.cli.main import main, refusal
-from lightning_norms.comparing import grid
-from lightning_norms.comparing.grid_runner import GridRunner, _command
+from lightning_norms.cli.main import main
+from lightning_norms.cli.norms_cli import find_mistake
+from lightning_norms.comparing.grid_file import read_grid
+from lightning_norms.comparing.grid_runner import GridRunner, fit_command
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import SwiGLU
 from lightning_norms.model.generation import KeyValueMemory
 from lightning_norms.model.initialization import Normal, Xavier
 from lightning_norms.model.norms import RMSNorm
-from lightning_norms.model.placements.catalogue import PostNorm, PreNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import PostNorm, PreNorm
 from tests.comparing.parsing import model_of
 
 MEBIBYTE = 2**20
@@ -39,7 +40,7 @@ def test_header_has_command_runtime_and_expectation(name):
     assert re.fullmatch(rf"# {name}: .+", lines[0])
     assert lines[1] == f"#   command   python -m lightning_norms compare --config {name}.yaml"
     runs = int(re.fullmatch(r"#   runtime   about .+ on 2 CPU cores \((\d+) runs\)", lines[2])[1])
-    assert runs == len(grid.read(recipes.find(name)).runs())
+    assert runs == len(read_grid(recipes.find(name)).runs())
     assert lines[3].startswith("#   expect    ")
 
 
@@ -47,11 +48,11 @@ def test_header_has_command_runtime_and_expectation(name):
 def test_fit_takes_every_run(name, tmp_path):
     for variant, config in planned(name).items():
         (tmp_path / "run.yaml").write_text(config)
-        assert refusal(tmp_path / "run.yaml") is None, variant
+        assert find_mistake(tmp_path / "run.yaml") is None, variant
 
 
 def planned(name):
-    return {run.variant: run.config for run in grid.read(recipes.find(name)).runs()}
+    return {run.variant: run.config for run in read_grid(recipes.find(name)).runs()}
 
 
 @pytest.mark.parametrize("variant", SIZES)
@@ -142,7 +143,9 @@ def seeded(config):
 def test_fast_runs_to_the_end(name, tmp_path, monkeypatch, capsys):
     """In this process: starting one for every run is tested in test_compare.py."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(GridRunner, "_fit", lambda _, place, lock, checkpoint: main(_command(place, checkpoint)) or 0)
+    monkeypatch.setattr(
+        GridRunner, "_fit", lambda _, place, lock, checkpoint: main(fit_command(place, checkpoint)) or 0
+    )
     with pytest.raises(SystemExit) as stop:
         main(["compare", "--config", name, "--fast"])
     printed = capsys.readouterr().out.partition(": bits/byte, mean")[2]

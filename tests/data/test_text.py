@@ -171,22 +171,31 @@ NAN = float("nan")
     ("arguments", "message"),
     [
         *(
-            ({"context_length": value}, "data.context_length must be .* at least 1, got")
+            ({"context_length": value}, "TextDataModule: context_length must be .* at least 1, got")
             for value in (0, -1, None, NAN, 2.5)
         ),
-        *(({"batch_size": value}, "data.batch_size must be .* at least 1, got") for value in (0, -8, None, True, "8")),
-        *(({"val_batch_size": value}, "data.val_batch_size must be .* at least 1, got") for value in (0, -8, NAN)),
-        *(({"num_workers": value}, "data.num_workers must be .* at least 0, got") for value in (-1, None)),
-        *(({"seed": value}, "data.seed must be .* at least 0, got") for value in (-1, True, 0.5)),
         *(
-            ({"val_fraction": value}, r"data.val_fraction must be a number in \[0, 1\), got")
+            ({"batch_size": value}, "TextDataModule: batch_size must be .* at least 1, got")
+            for value in (0, -8, None, True, "8")
+        ),
+        *(
+            ({"val_batch_size": value}, "TextDataModule: val_batch_size must be .* at least 1, got")
+            for value in (0, -8, NAN)
+        ),
+        *(({"num_workers": value}, "TextDataModule: num_workers must be .* at least 0, got") for value in (-1, None)),
+        *(({"seed": value}, "TextDataModule: seed must be .* at least 0, got") for value in (-1, True, 0.5)),
+        *(
+            ({"val_fraction": value}, "TextDataModule: val_fraction must be a number of at least 0 and below 1, got")
             for value in (1, -0.1, NAN, None)
         ),
-        ({"tokens": "Bytes"}, "data.tokens must be one of BytePairs, Bytes, got 'Bytes'"),
-        ({"train": []}, r"data.train must be a file, folder or glob, or a list of them, got \[\]"),
-        ({"train": ""}, "data.train must be a file, folder or glob, or a list of them, got ''"),
-        ({"val": "a.txt"}, "data.val must give each validation set a name.* got 'a.txt'"),
-        ({"val": {"books": []}}, r"data.val\['books'\] must be a file, folder or glob, or a list of them, got \[\]"),
+        ({"tokens": "Bytes"}, "TextDataModule: tokens must be one of BytePairs, Bytes, got 'Bytes'"),
+        ({"train": []}, r"TextDataModule: train must be a file, folder or glob, or a list of them, got \[\]"),
+        ({"train": ""}, "TextDataModule: train must be a file, folder or glob, or a list of them, got ''"),
+        ({"val": "a.txt"}, "TextDataModule: val must be a mapping {name: files, ...}.* got 'a.txt'"),
+        (
+            {"val": {"books": []}},
+            r"TextDataModule: val\['books'\] must be a file, folder or glob, or a list of them, got \[\]",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_was_given_and_what_is_allowed(arguments, message):

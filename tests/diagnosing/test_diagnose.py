@@ -19,7 +19,6 @@ from lightning_norms import (
     DecoderConfig,
     DecoderModule,
     LRFallback,
-    PostNorm,
     ResidualRescale,
     Warmup,
     Xavier,
@@ -28,7 +27,7 @@ from lightning_norms import (
 from lightning_norms.diagnosing.borrowing import is_left_out
 from lightning_norms.diagnosing.changes import recommended_warmup
 from lightning_norms.diagnosing.labels import LossWatcher
-from lightning_norms.model.residual import Placement
+from lightning_norms.placements import Placement, PostNorm
 from lightning_norms.reports.diagnosis.data import Facts, Verdict
 from lightning_norms.schedules import LinearWarmup
 

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_norms import GPT2Rescale, LinearWarmup, Warmup, diagnose
+from lightning_norms import LinearWarmup, Warmup, diagnose
 from lightning_norms.anatomy.writers import residual_writers, scale_
 from lightning_norms.diagnosing.depth_probe import DepthProbe
+from lightning_norms.rescale_rules import GPT2Rescale
 from tests.stand_ins import VOCABULARY, Block, Decoder, Module, loader, seeded, trainer
 
 RATE = 0.5

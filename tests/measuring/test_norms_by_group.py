@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_norms.anatomy.stacks import stacks
+from lightning_norms.anatomy.stacks import find_stacks
 from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm, update_ratio
 from lightning_norms.measuring.stream import StreamMeter, mean_square, stream_of
 from tests.stand_ins import Decoder, loader, seeded
@@ -96,7 +96,7 @@ def test_mean_square_of_half_precision_does_not_overflow():
 def test_stream_meter_counts_one_training_pass_a_batch():
     decoder = seeded(Decoder)
     tokens = next(iter(loader()))[0]
-    meter = StreamMeter(stacks(decoder))
+    meter = StreamMeter(find_stacks(decoder))
     meter.attach()
     with torch.no_grad():
         decoder(tokens)
@@ -117,7 +117,7 @@ def test_stream_meter_counts_one_training_pass_a_batch():
 def test_activation_checkpointing_counts_once(reentrant):
     decoder = seeded(Decoder)
     tokens = next(iter(loader()))[0]
-    meter = StreamMeter(stacks(decoder))
+    meter = StreamMeter(find_stacks(decoder))
 
     def run(checkpointed):
         meter.attach()

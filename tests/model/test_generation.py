@@ -6,8 +6,8 @@ import torch
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.generation import KeyValueMemory, Sampling, generate
-from lightning_norms.model.placements.catalogue import PostNorm
 from lightning_norms.model.positions import Learned, Rotary, Sinusoidal
+from lightning_norms.placements import PostNorm
 from tests.model.placements.stacks import all_placements
 
 EVERY_PLACEMENT = [(placement, Rotary(), 2) for placement in all_placements()]

@@ -5,7 +5,7 @@ import torch
 
 from lightning_norms.model.feed_forward import GELU, ReLU
 from lightning_norms.model.norms import LayerNorm
-from lightning_norms.model.placements.catalogue import PostNorm, PreNorm, SubNorm
+from lightning_norms.placements import PostNorm, PreNorm, SubNorm
 from tests.model.hugging_face import Comparison, assert_equal, decoder, linears, of, randomised
 
 transformers = pytest.importorskip("transformers")

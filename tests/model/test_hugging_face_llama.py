@@ -13,9 +13,9 @@ import torch
 
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.norms import LayerNorm, RMSNorm
-from lightning_norms.model.placements.catalogue import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, Sandwich
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Site
+from lightning_norms.placements import BeamNorm, CompleteP, DeepNorm, OutputNorm, PeriNorm, Sandwich
 from tests.model.hugging_face import (
     LLAMA,
     LLAMA_ATTENTION,

@@ -9,9 +9,9 @@ import torch
 
 from lightning_norms.model.feed_forward import GELU, SwiGLU
 from lightning_norms.model.norms import LayerNorm
-from lightning_norms.model.placements.catalogue import MHC, ParallelBlock, PreNorm
 from lightning_norms.model.positions import Rotary
 from lightning_norms.model.residual import Site
+from lightning_norms.placements import MHC, ParallelBlock, PreNorm
 from tests.model.hugging_face import (
     LLAMA_ATTENTION,
     LLAMA_FEED_FORWARD,

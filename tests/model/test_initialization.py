@@ -8,7 +8,7 @@ import torch
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import GELU, ReLU, SwiGLU
 from lightning_norms.model.initialization import GPT2, Normal, Xavier
-from lightning_norms.model.placements.catalogue import (
+from lightning_norms.placements import (
     B2T,
     NGPT,
     DeepNorm,

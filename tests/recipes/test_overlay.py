@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from lightning_norms.recipes.overlay import patched
+from lightning_norms.recipes.overlay import apply_patch
 
 POST = {"class_path": "PostNorm", "init_args": {"final_norm": True}}
 
@@ -13,7 +13,7 @@ def placement(before, patch):
     config = {"model": {"init_args": {"decoder": {"placement": before, "n_layers": 4}}}}
     change = {"model": {"init_args": {"decoder": {"placement": patch}}}}
     kept = copy.deepcopy((config, change))
-    decoder = patched(config, change)["model"]["init_args"]["decoder"]
+    decoder = apply_patch(config, change)["model"]["init_args"]["decoder"]
     assert (config, change) == kept
     assert decoder["n_layers"] == 4
     return decoder["placement"]
@@ -29,7 +29,7 @@ def placement(before, patch):
         ({**POST, "dict_kwargs": {"y": 2}}, {"class_path": "KEEL"}, {"class_path": "KEEL"}),
         # The same class, named by a word or by its path: merged.
         (POST, {"class_path": "PostNorm", "init_args": {"x": 1}}, {"class_path": "PostNorm", "init_args": {"final_norm": True, "x": 1}}),  # noqa: E501
-        (POST, {"class_path": "lightning_norms.PostNorm"}, {"class_path": "lightning_norms.PostNorm", "init_args": {"final_norm": True}}),  # noqa: E501
+        (POST, {"class_path": "lightning_norms.placements.PostNorm"}, {"class_path": "lightning_norms.placements.PostNorm", "init_args": {"final_norm": True}}),  # noqa: E501
         # No class is named: it stays.
         (POST, {"init_args": {"final_norm": False}}, {"class_path": "PostNorm", "init_args": {"final_norm": False}}),
         # A word for a class.
@@ -48,7 +48,7 @@ def test_a_class_keeps_its_own_arguments_only(before, patch, after):
 def test_a_class_above_takes_everything_below_with_it():
     config = {"model": {"class_path": "DecoderModule", "init_args": {"decoder": {"placement": POST}}}}
     other = {"class_path": "mine.Net", "init_args": {"width": 8}}
-    assert patched(config, {"model": other}) == {"model": other}
+    assert apply_patch(config, {"model": other}) == {"model": other}
 
 
 def test_callbacks_are_joined_and_one_of_a_class_takes_the_place_of_the_other():
@@ -56,6 +56,6 @@ def test_callbacks_are_joined_and_one_of_a_class_takes_the_place_of_the_other():
         "trainer": {"callbacks": [{"class_path": "Warmup", "init_args": {"schedule": "LinearWarmup"}}, "LRFallback"]}
     }
     patch = {"trainer": {"callbacks": [{"class_path": "x.Warmup"}, {"class_path": "DepthMonitor"}]}}
-    assert patched(config, patch)["trainer"]["callbacks"] == [
+    assert apply_patch(config, patch)["trainer"]["callbacks"] == [
         "LRFallback", {"class_path": "x.Warmup"}, {"class_path": "DepthMonitor"}
     ]  # fmt: skip

@@ -12,9 +12,8 @@ from lightning_norms.rescue.rules import (
     DivergenceRule,
     SpikeRule,
     StallRule,
+    Watch,
     find_non_finite,
-    load_state,
-    state_of,
 )
 
 
@@ -179,15 +178,49 @@ def test_spike_score_counts_what_is_beyond_six_deviations():
     assert score.value() == pytest.approx(3 / 200)
 
 
-@pytest.mark.parametrize("rule", [SpikeRule, DivergenceRule, StallRule])
-def test_state_round_trip_is_plain_and_a_copy(rule):
-    first, second = rule(), rule()
+def plain(state):
+    """All values that a nested state holds."""
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, (dict, list)):
+            yield from plain(value)
+        else:
+            yield value
+
+
+def test_state_round_trip_is_plain_and_a_copy():
+    first, second = Watch(), Watch()
     for step in range(40):
-        seen = Observation(3.0 + 0.1 * math.sin(step), 1.0, stacks=((0.5, 1.0),))
-        first.judge(seen)
-        getattr(first, "accept", lambda _: None)(seen)
-    load_state(second, state_of(first))
-    assert state_of(second) == state_of(first) != state_of(rule())
-    for seen in [Observation(9.0, 1.0, stacks=((1e-4, 1.0),))] * 6:
-        assert first.judge(seen) == second.judge(seen)
-    assert {type(value) for value in state_of(first).values()} <= {int, float, list, type(None)}
+        observation = Observation(3.0 + 0.1 * math.sin(step), 1.0, stacks=((0.5, 1.0),))
+        assert first.find(observation) is None
+        first.accept(observation)
+    first.find(Observation(math.nan, 1.0, non_finite=1), has_scaler=True)
+    state = first.state_dict()
+    second.load_state_dict(state)
+    assert second.state_dict() == state != Watch().state_dict()
+    for observation in [Observation(9.0, 1.0, stacks=((1e-4, 1.0),))] * 6:
+        assert first.find(observation) == second.find(observation) is not None
+    assert second.state_dict() == first.state_dict() != state
+    assert {type(value) for value in plain(state)} <= {int, float, type(None)}
+
+
+def test_an_overflow_is_left_to_the_scaler_twenty_times():
+    watch, overflow = Watch(), Observation(None, math.inf, non_finite=1)
+    assert [watch.find(overflow, has_scaler=True).cause for _ in range(22)] == ["overflow"] * 20 + ["non_finite"] * 2
+    assert watch.find(Observation(1.0, 1.0), has_scaler=True) is None
+    assert watch.find(overflow, has_scaler=True).is_harmless
+    assert not watch.find(overflow).is_harmless
+
+
+def test_a_step_without_loss_and_gradient_is_absent_and_leaves_no_trace():
+    watch, absent = Watch(), Observation(None, 0.0, stacks=((0.0, 0.0),))
+    before = watch.state_dict()
+    assert watch.find(absent).cause == "absent"
+    assert watch.state_dict() == before
+
+
+def test_parameters_that_change_start_the_comparison_anew():
+    watch = Watch()
+    for step in range(12):
+        weak = 1.0 if step < 6 else 1e-4
+        observation = Observation(3.4, 1.0, stacks=((weak, 1.0),), parameters_changed=step == 6)
+        assert watch.find(observation) is None

@@ -14,8 +14,8 @@ from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.model.decoder import DecoderConfig
-from lightning_norms.model.placements.catalogue import PostNorm
 from lightning_norms.module import DecoderModule
+from lightning_norms.placements import PostNorm
 from tests.stand_ins import Decoder, Module, loader, seeded, trainer
 from tests.strategies.runs import shard, whole
 

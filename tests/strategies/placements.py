@@ -14,7 +14,7 @@ from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.initialization import Xavier
-from lightning_norms.model.placements.catalogue import NGPT, Admin, PreNorm, ProRes
+from lightning_norms.placements import NGPT, Admin, PreNorm, ProRes
 from tests.stand_ins import VOCABULARY, Module, loader, seeded, trainer
 from tests.strategies.runs import CPUFSDP, RANKS, shard, strategy, whole
 

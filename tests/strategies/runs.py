@@ -209,7 +209,7 @@ def everything(kind, folder, checkpoint=None):
         "fallback_collectives": fallback.collectives,
         "events": [(event.step, event.cause, event.action) for event in fallback.events],
         "evidence": [event.evidence for event in fallback.events],
-        "factor": fallback.ladder.factor,
+        "factor": fallback.rescue.ladder.factor,
         "rescale": rescale.state_dict(),
         "marked": module.residual_rescaled,
         "rates": seen.rates,

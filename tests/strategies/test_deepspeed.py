@@ -11,7 +11,7 @@ from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from lightning_norms.callbacks.unit_matrices import UnitMatrices
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.model.placements.catalogue import Admin, ProRes
+from lightning_norms.placements import Admin, ProRes
 from lightning_norms.schedules import LinearWarmup
 from tests.callbacks.test_placement_callbacks import decoder_module, tokens
 from tests.stand_ins import Module, loader, trainer

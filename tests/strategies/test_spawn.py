@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_norms.rescue.events import read
+from tests.rescue.event_file import lines
 from tests.strategies import runs
 from tests.strategies.launch import launch
 from tests.strategies.test_every_strategy import SEEN, columns
@@ -54,7 +54,7 @@ def test_what_a_user_reads_afterwards():
     saved = torch.load(folder / "saved" / f"step={2 * runs.SAVED}.ckpt", weights_only=True)["callbacks"]
     history = next(state["history"] for name, state in saved.items() if "Monitor" in name)
     assert history["steps"] == rank["history"]["steps"][: runs.SAVED]
-    found = [(event.step, event.cause, event.action) for event in read(folder / "events.jsonl")]
+    found = [(line["step"], line["cause"], line["action"]) for line in lines(folder)]
     assert found == rank["events"]
     assert (folder / "grad_norm_by_depth.png").exists()
     assert "these weights have been trained" in main["second"], "never rescaled a second time"

@@ -1,4 +1,4 @@
-"""Attention over depth: a sublayer reads a learned mean of what all earlier sublayers have written."""
+"""Attention over depth: a sublayer reads a learned mean of what all earlier sublayers wrote."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_whole
 from lightning_norms.model.norms import Norm, RMSNorm
 from lightning_norms.model.residual import Branch, Placement, Site
 
 Written = tuple[Tensor, ...]
-"""What each sublayer (or block of sublayers) has written, newest first, the embedding last: never summed up."""
+"""What each sublayer (or block of sublayers) wrote, newest first, the embedding last."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,13 @@ class AttentionResiduals(Placement):
         v_0 (embedding)  v_1  v_2 ... v_(l-1)      one query w a sublayer, 0 at the start: their mean
            +----+----+-------+-- mean -- N -- sublayer -- v_l
 
-    At the start it is pre-norm exactly, as the norm in front of a sublayer takes no notice of "mean" or "sum". Reported
-    to match 1.25 times the compute (in the paper). Memory grows with depth, so blocks of sublayers may be summed first.
+    At the start it is pre-norm exactly: to the norm in front of a sublayer, a mean is as good as a sum. Reported to
+    match 1.25 times the compute (in the paper). Memory grows with depth, so blocks of sublayers may be summed first.
+    The paper's readout at the end is not stated in what we read: here it is one more query, then the final norm.
 
     Args:
-        block_size: sublayers whose output is summed before it is attended to: 1 attends to all (the full form); larger
-            ones are the block form, about 2L / 8 in the paper.
-
-    The paper's readout at the end is not stated in what we read: here it is one more query, then the final norm.
+        block_size: number of sublayers whose outputs are summed before they are attended to: 1 attends to all (the full
+            form); larger ones are the block form, about 2L / 8 in the paper.
 
     Raises:
         ValueError: if ``block_size`` is no whole number >= 1.
@@ -38,23 +39,25 @@ class AttentionResiduals(Placement):
     Source: Kimi Team 2026, arXiv:2603.15031.
     """
 
+    equation = "softmax over depth of what was written"
+    trade_off = "chooses its inputs; memory grows with depth"
+
     block_size: int = 1
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.block_size, int) and self.block_size >= 1):
-            raise ValueError(f"AttentionResiduals' block_size is {self.block_size!r}: give a whole number >= 1.")
+        check_whole("AttentionResiduals", "block_size", self.block_size, 1)
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """A list of one: the embedding."""
         return _Start()
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """A query over depth (the first sublayer has nothing to choose from), then pre-norm."""
-        mean = _DepthMean(site.width) if site.sublayer > 1 else _Only()
+        mean = _DepthMean(site.width) if site.sublayer > 1 else _Only()  # sublayer 1 has nothing to choose from
         return _DepthResidual(mean, norm(site.width), starts_block=(site.sublayer - 1) % self.block_size == 0)
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A last query, a final norm."""
         return nn.Sequential(_DepthMean(width), norm(width))
 
 
@@ -75,7 +78,7 @@ class _DepthMean(nn.Module):
         self.key_norm = RMSNorm()(width)
 
     def forward(self, written: Written) -> Tensor:
-        """``[batch, time, width]`` of as many tensors of this shape as have been written."""
+        """Average any number of tensors ``[batch, time, width]``."""
         query = self.query.to(written[0].dtype)
         share = torch.stack([self.key_norm(v) @ query for v in written]).softmax(dim=0)
         total = share[0].unsqueeze(-1) * written[0]

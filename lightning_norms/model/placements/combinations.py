@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_whole
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.placements.single_stream import PostNorm, PreNorm
 from lightning_norms.model.residual import Inner, Placement, Residual, Site
@@ -14,7 +16,7 @@ from lightning_norms.model.residual import Inner, Placement, Residual, Site
 
 @dataclass(frozen=True)
 class MixNorm(Placement):
-    """One placement in the first ``floor(fraction * L)`` blocks, another in the rest; Mix-LN as it stands.
+    """One placement in the first ``floor(fraction * L)`` blocks, another in the rest: Mix-LN.
 
     ::
 
@@ -25,14 +27,17 @@ class MixNorm(Placement):
 
     Args:
         fraction: share of blocks that are built as ``first``, 0 to 1.
-        first: of the lower blocks; any design with one stream.
-        rest: of the upper blocks; its ``exit`` ends the stack.
+        first: placement of the lower blocks; any design with one stream. Its ``entry`` starts the stack.
+        rest: placement of the upper blocks; its ``exit`` ends the stack.
 
     Raises:
         ValueError: if ``fraction`` is not within 0 and 1.
 
     Source: Li, Yin, Liu 2024, arXiv:2412.13795.
     """
+
+    equation = "post-norm in the first L/4 blocks, pre-norm above"
+    trade_off = "larger gradients for late blocks; lower learning rates"
 
     fraction: float = 0.25
     first: Placement = field(default_factory=PostNorm)
@@ -43,36 +48,36 @@ class MixNorm(Placement):
             raise ValueError(f"MixNorm's fraction is {self.fraction!r}: give a share of the blocks, 0 to 1.")
 
     def at(self, site: Site) -> Placement:
-        """The placement of a block."""
+        """Select the placement of a block."""
         return self.first if site.layer <= int(self.fraction * site.layers + 1e-9) else self.rest
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """That placement's."""
         return self.at(site).wrap(site, norm)
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """The first placement's."""
         return self.first.entry(width, norm)
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The last placement's."""
         return self.rest.exit(width, norm)
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """That placement's."""
         return self.at(site).inner(site, norm)
 
     @property
+    @override
     def wants_qk_norm(self) -> bool:
-        """Whether one of the two does."""
         return self.first.wants_qk_norm or self.rest.wants_qk_norm
 
+    @override
     def gain(self, site: Site) -> float:
-        """That placement's."""
         return self.at(site).gain(site)
 
+    @override
     def query_key_gain(self, site: Site) -> float:
-        """That placement's."""
         return self.at(site).query_key_gain(site)
 
 
@@ -86,10 +91,10 @@ class ProRes(Placement):
 
     At step 0 every block is the skip path alone; after T L steps it is the base design exactly. Shallow blocks settle
     before deep ones start to move the stream. Steps are counted by the callback ``AfterStep``, which the command line
-    always adds, and stand among the weights: whoever loads these goes on where they are.
+    always adds. The count is part of the weights, so a resumed or copied model continues where it was.
 
     Args:
-        base: what it ends as.
+        base: the placement that it ends as.
         warmup_steps: optimizer steps until the first block is fully on.
 
     Raises:
@@ -98,44 +103,46 @@ class ProRes(Placement):
     Source: Chen et al. 2026, arXiv:2603.05369 (T = 1000 is inferred from the released code).
     """
 
+    equation = "a(l, t) f, a from 0 to 1"
+    trade_off = "shallow blocks settle first; deep ones idle for T l steps"
+
     base: Placement = field(default_factory=PreNorm)
     warmup_steps: int = 1000
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.warmup_steps, int) and self.warmup_steps >= 1):
-            raise ValueError(f"ProRes's warmup_steps is {self.warmup_steps!r}: give a whole number of steps >= 1.")
+        check_whole("ProRes", "warmup_steps", self.warmup_steps, 1)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The base's residual, ``a`` behind everything that it does to the branch."""
         residual = self.base.wrap(site, norm)
         if not isinstance(residual, Residual):
             raise ValueError(f"ProRes needs a base with one stream, such as PreNorm; got {self.base}.")
         residual.after = nn.Sequential(residual.after, _Progress(self.warmup_steps * site.layer))
         return residual
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """The base's."""
         return self.base.entry(width, norm)
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The base's."""
         return self.base.exit(width, norm)
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """The base's."""
         return self.base.inner(site, norm)
 
     @property
+    @override
     def wants_qk_norm(self) -> bool:
-        """Whether the base does."""
         return self.base.wants_qk_norm
 
+    @override
     def gain(self, site: Site) -> float:
-        """The base's."""
         return self.base.gain(site)
 
+    @override
     def query_key_gain(self, site: Site) -> float:
-        """The base's."""
         return self.base.query_key_gain(site)
 
 
@@ -150,7 +157,7 @@ class _Progress(nn.Module):
         self.register_buffer("taken", torch.zeros((), dtype=torch.long))
 
     def after_step(self) -> None:
-        """One more optimizer step has been taken."""
+        """Count an optimizer step."""
         self.taken += 1
 
     def forward(self, x: Tensor) -> Tensor:

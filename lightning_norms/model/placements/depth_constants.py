@@ -1,18 +1,22 @@
-"""Designs that are a constant of depth: on the branch, on both paths of the sum, or on the weights at the start."""
+"""Constants of depth: on the branch, on both paths of the sum, or on the weights at the start."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_number
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.residual import Placement, Residual, Site, Times
+from lightning_norms.rescale_rules import DepthRescale, TFixupRescale
 
 
 @dataclass(frozen=True)
 class LNS(Placement):
-    """``x + f(N(x) / sqrt(l))``: LayerNorm scaling, pre-norm that listens less the deeper it stands; a final norm.
+    """``x + f(N(x) / sqrt(l))``: LayerNorm scaling, pre-norm with a smaller input the deeper it stands; a final norm.
 
     Bounds the growth of the stream, so that deep blocks stay useful (in the paper). Not to be combined with writers
     that start smaller by sqrt(2L) (``initialization: GPT2``, ``GPT2Rescale``): take ``Normal``.
@@ -20,13 +24,13 @@ class LNS(Placement):
     Source: Sun et al. 2025, arXiv:2502.05795.
     """
 
-    def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Pre-norm, divided by the root of the block's number."""
-        return Residual(before=nn.Sequential(norm(site.width), Times(site.layer**-0.5)))
+    equation = "x + f(N x / sqrt(l))"
+    trade_off = "bounds the stream; not with writers that shrink with depth"
+    final_norm = True
 
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
+    @override
+    def wrap(self, site: Site, norm: Norm) -> nn.Module:
+        return Residual(before=nn.Sequential(norm(site.width), Times(DepthRescale().gain(site.layer, site.layers))))
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class CompleteP(Placement):
     table. Take an initialization whose writers do not shrink with depth (``Normal``).
 
     Args:
-        base_layers: blocks of the network that hyper-parameters were tuned on.
+        base_layers: number of blocks in the network whose hyper-parameters were tuned.
         exponent: a.
 
     Raises:
@@ -47,22 +51,21 @@ class CompleteP(Placement):
     Source: Dey et al. 2025, arXiv:2505.01618; depth-muP: Yang et al. 2023, arXiv:2310.02244.
     """
 
+    equation = "x + (L/L0)^(-1) f(N x)"
+    trade_off = "learning rates carry over to deeper networks; small branches"
+    final_norm = True
+
     base_layers: float = 2
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.base_layers < float("inf"):
-            raise ValueError(f"CompleteP's base_layers is {self.base_layers!r}: give a number of blocks above 0.")
-        if not 0 <= self.exponent < float("inf"):
+        check_number("CompleteP", "base_layers", self.base_layers, above=0)
+        if not 0 <= self.exponent < math.inf:
             raise ValueError(f"CompleteP's exponent is {self.exponent!r}: give 1, or 0.5 for depth-muP.")
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Pre-norm with a smaller branch."""
         return Residual(before=norm(site.width), scale=float((site.layers / self.base_layers) ** -self.exponent))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,14 @@ class BeamNorm(Placement):
     Source: the Beam model in Hugging Face transformers 5.24, code.
     """
 
+    equation = "x sqrt(1 - 1/n) + N(f(N x)) / sqrt(n)"
+    trade_off = "variance stays 1; the embedding's share shrinks"
+    final_norm = True
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Norms around the branch, and two constants of one sum of squares."""
         n = site.sublayer + 1
         return Residual(before=norm(site.width), after=norm(site.width), skip=(1 - 1 / n) ** 0.5, scale=n**-0.5)
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,16 @@ class TFixup(Placement):
     Source: Huang et al. 2020 (ICML), "Improving Transformer Optimization Through Better Initialization", and its code.
     """
 
+    equation = "x + f(x), weights (9L)^(-1/4)"
+    trade_off = "no norm, no warmup; nothing bounds the stream later"
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Nothing but the sum."""
         return Residual()
 
+    @override
     def gain(self, site: Site) -> float:
-        """``(9L)^(-1/4)``."""
-        return float((9 * site.layers) ** -0.25)
+        return TFixupRescale().gain(site.layer, site.layers)
 
 
 @dataclass(frozen=True)
@@ -121,13 +127,16 @@ class DSInit(Placement):
     base: the paper draws uniformly, here the same variance is normal.
 
     Args:
-        a: between 0 and 1.
+        a: above 0, at most 1.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if ``a`` is not.
 
     Source: Zhang, Titov, Sennrich 2019, arXiv:1908.11365.
     """
+
+    equation = "N(x + f(x)), weights a/sqrt(l)"
+    trade_off = "post-norm with less variance in the sum; deep blocks start small"
 
     a: float = 1.0
 
@@ -135,14 +144,14 @@ class DSInit(Placement):
         if not 0 < self.a <= 1:
             raise ValueError(f"DSInit's a is {self.a!r}: give a number above 0 and at most 1.")
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Post-norm."""
         return Residual(closing=norm(site.width))
 
+    @override
     def gain(self, site: Site) -> float:
-        """``a / sqrt(l)``."""
-        return float(self.a * site.layer**-0.5)
+        return self.a * DepthRescale().gain(site.layer, site.layers)
 
+    @override
     def query_key_gain(self, site: Site) -> float:
-        """The same."""
         return self.gain(site)

@@ -1,4 +1,4 @@
-"""n residual streams that learn how to feed a sublayer and how to mix: hyper-connections and their constrained form.
+"""Residual streams that learn how to feed a sublayer and how to mix: hyper-connections and their constrained form.
 
 The stream is one tensor ``[batch, time, n, width]``. It starts as n copies of the embedding and ends as their sum,
 behind a final norm. All of these start as pre-norm exactly, whatever n is.
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_whole
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.residual import Branch, Placement, Site
 
@@ -30,34 +32,37 @@ class HyperConnections(Placement):
     depth.
 
     Args:
-        streams: n.
+        streams: n, the number of streams.
 
     Raises:
-        ValueError: if n is no whole number >= 1.
+        ValueError: if ``streams`` is no whole number >= 1.
 
     Source: Zhu et al. 2024, arXiv:2409.19606.
     """
 
+    equation = "H = B' f(A H) + R' H, n streams"
+    trade_off = "learned mixing; nothing bounds products of R"
+
     streams: int = 4
 
     def __post_init__(self) -> None:
-        _check_streams(self)
+        check_whole(type(self).__name__, "streams", self.streams, 1)
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """N copies."""
         return _Copies(self.streams)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The constants, and pre-norm inside."""
         return _HyperResidual(self.streams, site, norm(site.width))
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The sum, then a final norm."""
         return _SumExit(norm(width))
 
 
 @dataclass(frozen=True)
-class DynamicHyperConnections(Placement):
+class DynamicHyperConnections(HyperConnections):
     """:class:`HyperConnections` whose B, A_m and A_r also depend on the token.
 
     With the streams normalised one by one, H' = N(H)::
@@ -68,30 +73,20 @@ class DynamicHyperConnections(Placement):
     0.01.
 
     Args:
-        streams: n.
+        streams: n, the number of streams.
 
     Raises:
-        ValueError: if n is no whole number >= 1.
+        ValueError: if ``streams`` is no whole number >= 1.
 
     Source: Zhu et al. 2024, arXiv:2409.19606.
     """
 
-    streams: int = 4
+    equation = "HyperConnections + tanh of the token"
+    trade_off = "better than static (in the paper); about 2d(n+2) more"
 
-    def __post_init__(self) -> None:
-        _check_streams(self)
-
-    def entry(self, width: int, norm: Norm) -> nn.Module:
-        """N copies."""
-        return _Copies(self.streams)
-
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The constants, what is added to them, and pre-norm inside."""
         return _DynamicHyperResidual(self.streams, site, norm(site.width), norm(site.width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The sum, then a final norm."""
-        return _SumExit(norm(width))
 
 
 @dataclass(frozen=True)
@@ -109,8 +104,8 @@ class MHC(Placement):
     leans toward stream (sublayer mod n): pre-norm exactly, but no symmetry that would keep the streams equal for ever.
 
     Args:
-        streams: n.
-        iterations: of Sinkhorn: columns then rows are divided by their sums.
+        streams: n, the number of streams.
+        iterations: number of Sinkhorn iterations; each divides columns, then rows, by their sums.
 
     Raises:
         ValueError: if either is no whole number >= 1.
@@ -118,33 +113,35 @@ class MHC(Placement):
     Source: Xie et al. 2025, arXiv:2512.24880.
     """
 
+    equation = "H = M H + p' f(r H), M doubly stochastic"
+    trade_off = "no drift in depth; n times the stream, Sinkhorn's time"
+
     streams: int = 4
     iterations: int = 20
 
     def __post_init__(self) -> None:
-        _check_streams(self)
-        if not (isinstance(self.iterations, int) and self.iterations >= 1):
-            raise ValueError(f"MHC's iterations is {self.iterations!r}: give a whole number >= 1.")
+        check_whole("MHC", "streams", self.streams, 1)
+        check_whole("MHC", "iterations", self.iterations, 1)
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """N copies."""
         return _Copies(self.streams)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The three maps, and pre-norm inside."""
         return _ManifoldResidual(self.streams, site, norm(site.width), self.iterations)
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The sum, then a final norm."""
         return _SumExit(norm(width))
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """``exp(logits)`` with columns, then rows, divided by their sums, again and again: nearly doubly stochastic.
+    """Divide columns, then rows, of ``exp(logits)`` by their sums, again and again, until nearly doubly stochastic.
 
     Args:
         logits: ``[..., n, n]``.
-        iterations: how often.
+        iterations: number of rounds.
 
     Example:
         >>> sinkhorn(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), 20).sum(-1)
@@ -179,8 +176,7 @@ class _SumExit(nn.Module):
 
 
 class _HyperResidual(nn.Module):
-    """The constants are vectors, so that no weight decay pulls on them."""
-
+    # The constants are vectors, so that no weight decay pulls on them.
     def __init__(self, streams: int, site: Site, before: nn.Module) -> None:
         super().__init__()
         self.streams, self.before = streams, before
@@ -189,11 +185,11 @@ class _HyperResidual(nn.Module):
         self.mix = nn.Parameter(torch.eye(streams).flatten())
 
     def maps(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A_m ``[..., n]``, B ``[..., n]`` and A_r ``[..., n, n]`` of streams ``[..., n, width]``."""
+        """Compute A_m ``[..., n]``, B ``[..., n]`` and A_r ``[..., n, n]`` for streams ``[..., n, width]``."""
         return self.read, self.spread, self.mix.view(self.streams, self.streams)
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
-        read, spread, mix = (each.to(h.dtype) for each in self.maps(h))
+        read, spread, mix = (weights.to(h.dtype) for weights in self.maps(h))
         f = branch(self.before((read.unsqueeze(-1) * h).sum(dim=-2)))
         return spread.unsqueeze(-1) * f.unsqueeze(-2) + mix.transpose(-2, -1) @ h
 
@@ -206,6 +202,7 @@ class _DynamicHyperResidual(_HyperResidual):
         self.spread_size = nn.Parameter(torch.tensor([0.01]))
         self.mix_size = nn.Parameter(torch.tensor([0.01]))
 
+    @override
     def maps(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         read, spread, mix = super().maps(h)
         moved = F.linear(self.stream_norm(h), self.map.to(h.dtype)).tanh()
@@ -226,7 +223,7 @@ class _ManifoldResidual(nn.Module):
         self.offset = nn.Parameter(torch.cat((lean, torch.zeros(streams), near_identity.flatten())))
 
     def maps(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """R ``[..., n]``, p ``[..., n]`` and M ``[..., n, n]`` of streams ``[..., n, width]``, in float32 at least."""
+        """Compute r ``[..., n]``, p ``[..., n]`` and M ``[..., n, n]`` for streams ``[..., n, width]``, in float32."""
         n = self.streams
         wide = h if h.dtype == torch.float64 else h.float()
         unit = F.rms_norm(wide.flatten(-2), (n * h.shape[-1],), eps=1e-20)
@@ -236,12 +233,6 @@ class _ManifoldResidual(nn.Module):
         return read.sigmoid(), 2 * spread.sigmoid(), sinkhorn(mix.view(*mix.shape[:-1], n, n), self.iterations)
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
-        read, spread, mix = (each.to(h.dtype) for each in self.maps(h))
+        read, spread, mix = (weights.to(h.dtype) for weights in self.maps(h))
         f = branch(self.before((read.unsqueeze(-1) * h).sum(dim=-2)))
         return spread.unsqueeze(-1) * f.unsqueeze(-2) + mix @ h
-
-
-def _check_streams(placement: HyperConnections | DynamicHyperConnections | MHC) -> None:
-    if not (isinstance(placement.streams, int) and placement.streams >= 1):
-        name = type(placement).__name__
-        raise ValueError(f"{name}'s streams is {placement.streams!r}: give a whole number >= 1, usually 4.")

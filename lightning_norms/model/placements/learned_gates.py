@@ -1,31 +1,26 @@
-"""Designs that learn how much of a branch, or of the stream, goes on: ReZero, SkipInit, Admin, NormFormer."""
+"""Learned factors on a branch or on the stream: ReZero, SkipInit, Admin, NormFormer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.residual import Branch, Inner, Placement, Residual, Site
 
 
 class Gain(nn.Module):
-    """``weight * x``: one learned number (``width`` 1), or one for each feature.
-
-    Args:
-        width: of ``weight``.
-        start: of every entry.
-    """
+    """``weight * x``: one learned number (``width`` 1), or one for each feature; all start at ``start``."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((width,), float(start)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., width]``."""
+        """Scale ``[..., width]``."""
         return self.weight.to(x.dtype) * x
 
 
@@ -42,19 +37,24 @@ class ReZero(Placement):
     only the w (and embedding and head) get a gradient.
 
     Args:
-        start: of w.
+        start: initial value of w.
 
     Source: Bachlechner et al. 2020, arXiv:2003.04887.
     """
 
+    equation = "x + w f(x), w = 0"
+    trade_off = "starts as the identity, no norm; nothing bounds the stream later"
+
     start: float = 0.0
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The attention residual holds w and sends it on beside the stream."""
         return _SharedGateFirst(self.start) if site.kind == "attention" else _SharedGateSecond()
 
 
 class _SharedGateFirst(nn.Module):
+    """Holds w, and sends it on beside the stream."""
+
     def __init__(self, start: float) -> None:
         super().__init__()
         self.gate = Gain(1, start)
@@ -78,15 +78,18 @@ class SkipInit(Placement):
     nothing bounds the stream later. It was proposed for residual networks without batch norm.
 
     Args:
-        start: of every w.
+        start: initial value of every w.
 
     Source: De, Smith 2020, arXiv:2002.10444.
     """
 
+    equation = "x + w f(x), one w a branch"
+    trade_off = "as ReZero"
+
     start: float = 0.0
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """A gate on the branch's output."""
         return Residual(after=Gain(1, self.start))
 
 
@@ -108,21 +111,21 @@ class NormFormer(Placement):
     Source: Shleifer, Weston, Ott 2021, arXiv:2110.09456.
     """
 
+    equation = "x + N(W c_h head_h(N x)); x + W N(act(N x))"
+    trade_off = "evens out pre-norm's gradients; d + d_ff gains more"
+    final_norm = True
+
     residual_scale: bool = False
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Pre-norm; attention's output is normalised too."""
         if site.kind == "attention":
             return Residual(before=norm(site.width), after=norm(site.width))
         return Residual(before=norm(site.width), skip=Gain(site.width, 1.0) if self.residual_scale else 1.0)
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """A gain for each head, a norm before the second matrix."""
         return Inner(writer=_HeadGain(site.heads) if site.kind == "attention" else norm(site.inner_width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 class _HeadGain(nn.Module):
@@ -145,14 +148,17 @@ class Admin(Placement):
 
         omega_1 = 1      omega_(i+1)^2 = omega_i^2 + Var(f_i) / Var(x_i)      i over sublayers
 
-    Post-norm in which each branch starts as a small share of the sum, so updates are not amplified with depth. Without
-    :func:`profile_admin` (the callback ``AdminProfile``) omega stays 1, and it is post-norm with a learned skip.
+    Post-norm in which each branch starts as a small share of the sum, so updates are not amplified with depth. The
+    callback ``AdminProfile`` sets omega; without it omega stays 1, which is post-norm with a learned skip.
 
     Source: Liu et al. 2020, arXiv:2004.08249.
     """
 
+    equation = "N(w x + f(x)), w profiled"
+    trade_off = "a branch starts as a small share of its sum; needs a batch before training"
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Post-norm with a learned skip."""
         return AdminResidual(closing=norm(site.width), skip=Gain(site.width, 1.0))
 
 
@@ -164,13 +170,13 @@ class AdminResidual(Residual):
 
     @torch.no_grad()
     def begin_profile(self) -> None:
-        """From here on: omega = 1, and every forward is measured."""
+        """Set omega to 1, and measure every forward from here on."""
         self.skip.weight.fill_(1.0)
         self.measured = []
 
     @torch.no_grad()
     def end_profile(self, omega: float) -> float:
-        """Take ``omega`` and give the next residual's.
+        """Set ``omega``, and return the next residual's.
 
         Raises:
             ValueError: if no forward was measured.
@@ -182,8 +188,8 @@ class AdminResidual(Residual):
         stream, branch = (sum(column) / len(column) for column in zip(*rows, strict=True))
         return next_omega(omega, stream, branch)
 
+    @override
     def forward(self, x: Tensor, branch: Branch) -> Tensor:
-        """The one equation."""
         if self.measured is None:
             return super().forward(x, branch)
         f = branch(x)
@@ -191,38 +197,11 @@ class AdminResidual(Residual):
         return super().forward(x, lambda _: f)
 
 
-def profile_admin(network: nn.Module, run: Callable[[], object]) -> list[float]:
-    """Set every omega from variances measured with omega = 1.
-
-    Args:
-        network: with the :class:`Admin` placement.
-        run: a forward of the network over real data.
-
-    Returns:
-        The omegas in depth order: 1 and rising on a normalised stream.
-
-    Raises:
-        ValueError: if there is nothing to profile, or ``run`` did not run it.
-    """
-    residuals = [module for module in network.modules() if isinstance(module, AdminResidual)]
-    if not residuals:
-        raise ValueError("no omega to profile: the network needs `placement: Admin`.")
-    for residual in residuals:
-        residual.begin_profile()
-    with torch.no_grad():
-        run()
-    omegas = [1.0]
-    for residual in residuals:
-        omegas.append(residual.end_profile(omegas[-1]))
-    return omegas[:-1]
-
-
 def next_omega(omega: float, stream: float, branch: float) -> float:
-    """Admin's recursion from the variances of stream and branch: ``sqrt(omega^2 + branch / stream)``.
+    """Compute the next omega from the variances of stream and branch: ``sqrt(omega^2 + branch / stream)``.
 
-    The paper's is ``sqrt(omega^2 stream + branch)``, which is the same behind a norm, where ``stream`` is 1. The
-    division keeps a small embedding, whose size the norm of the sum does not notice, from making the second omega
-    small.
+    The paper's recursion, ``sqrt(omega^2 stream + branch)``, is the same behind a norm, where ``stream`` is 1. The
+    division keeps a small embedding from making the second omega small: the norm of the sum does not notice its size.
 
     Example:
         >>> round(next_omega(1.0, stream=1.0, branch=0.5), 4)

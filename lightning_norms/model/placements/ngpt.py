@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_number
 from lightning_norms.model.norms import L2Norm, Norm, RMSNorm
 from lightning_norms.model.residual import Branch, Inner, Placement, Site, Times
 
@@ -23,11 +25,11 @@ class NGPT(Placement):
         a          |learned|, one a feature, 0.05 at the start, stored so that Adam moves it as it moves a weight
 
     4 to 20 times fewer steps are claimed (in the paper). The matrices belong on the sphere too: add the callback
-    ``UnitMatrices``, which puts them back after each step, set weight decay and warmup to 0 and ``norm`` is not used.
+    ``UnitMatrices``, which puts them back after each step, and set weight decay and warmup to 0. ``norm`` is not used.
     The paper scales each logit by a learned s_z; here each feature in front of the head is scaled.
 
     Args:
-        rate: start of a.
+        rate: initial value of a.
 
     Raises:
         ValueError: if ``rate`` is not above 0.
@@ -35,22 +37,24 @@ class NGPT(Placement):
     Source: Loshchilov et al. 2024, arXiv:2410.01131, and its code.
     """
 
+    equation = "l2(h + a (l2 f(h) - h))"
+    trade_off = "no growth by construction; matrices must be renormalised each step"
+
     rate: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"NGPT's rate is {self.rate!r}: give a number above 0, for instance 0.05.")
+        check_number("NGPT", "rate", self.rate, above=0)
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """Onto the sphere."""
         return L2Norm()(width)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """A step on the sphere."""
         return _SphereResidual(site.width, self.rate)
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """Directions of queries and keys; hidden features back at the size that an activation can use."""
         if site.kind == "attention":
             # l2 * sqrt(head_width) for both makes torch's 1/sqrt(head_width) the paper's sqrt(head_width).
             width = site.inner_width // site.heads
@@ -64,13 +68,13 @@ class NGPT(Placement):
     def _wide(self, site: Site) -> nn.Module:
         return nn.Sequential(_StoredGain((site.inner_width,), 1.0, 1.0), Times(math.sqrt(site.width)))
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A learned size for each feature, as logits of two unit vectors are at most 1."""
-        return _StoredGain((width,), 1.0, width**-0.5)
+        return _StoredGain((width,), 1.0, width**-0.5)  # logits of two unit vectors are at most 1
 
 
 class _StoredGain(nn.Module):
-    """``start / stored * weight * x`` with a weight that starts at ``stored``: its learning rate in disguise."""
+    """``start / stored * weight * x`` with a weight that starts at ``stored``, which sets its learning rate."""
 
     def __init__(self, shape: tuple[int, ...], start: float, stored: float) -> None:
         super().__init__()

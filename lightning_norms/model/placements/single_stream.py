@@ -1,25 +1,26 @@
-r"""Where norms sit on one stream: every such design side by side, each one word of a configuration.
+r"""Placements on one stream. They fill in the one equation of :mod:`lightning_norms.model.residual`.
 
-All of them fill in the one equation of :mod:`lightning_norms.model.residual`::
+::
 
     y = closing( skip * x + scale * after( branch( before(x) ) ) )
 
-Designs with learned scalars are in :mod:`~lightning_norms.model.placements.learned_gates`, with several streams in
-:mod:`~lightning_norms.model.placements.two_streams` and its neighbours, constants of depth in
-:mod:`~lightning_norms.model.placements.depth_constants`; :mod:`~lightning_norms.model.placements.catalogue` has them
-all in one table. A new placement is one class here, or anywhere: the class is the registry entry.
+Learned scalars are in :mod:`~lightning_norms.model.placements.learned_gates`, constants of depth in
+:mod:`~lightning_norms.model.placements.depth_constants`, several streams in
+:mod:`~lightning_norms.model.placements.two_streams` and its neighbours.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from lightning_norms.checks import check_number
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.residual import Branch, Inner, Placement, Residual, Site
+from lightning_norms.rescale_rules import DeepNormRescale, GPT2Rescale, SubNormRescale
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class PreNorm(Placement):
     Source: GPT-2 (Radford et al. 2019); analysed by Xiong et al. 2020, arXiv:2002.04745.
     """
 
-    def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The norm is on the branch's input."""
-        return Residual(before=norm(site.width))
+    equation = "x + f(N x)"
+    trade_off = "trains at almost any depth; late blocks change a growing stream less and less"
+    final_norm = True
 
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """The stream itself was never normalised, so a final norm is."""
-        return norm(width)
+    @override
+    def wrap(self, site: Site, norm: Norm) -> nn.Module:
+        return Residual(before=norm(site.width))
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,19 @@ class PostNorm(Placement):
     The stream keeps its size at every depth. Deep stacks die in the first steps without warmup and small branches.
 
     Args:
-        final_norm: add one before the head all the same (two norms in a row), as some published comparisons do.
+        final_norm: add a norm before the head all the same (two norms in a row), as some published comparisons do.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; GPT (Radford et al. 2018).
     """
 
+    equation = "N(x + f(x))"
+    trade_off = "the stream keeps its size; deep stacks die without warmup and small branches"
+
     final_norm: bool = False
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """The norm is on the sum."""
         return Residual(closing=norm(site.width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """Nothing, unless asked for."""
-        return norm(width) if self.final_norm else nn.Identity()
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,31 @@ class DeepNorm(Placement):
         beta: factor on value, attention output and both feed-forward matrices, meant for a Xavier base
             (``initialization: Xavier``); None for the paper's.
 
+    Raises:
+        ValueError: if ``alpha`` or ``beta`` is not a finite number above 0.
+
     Source: Wang et al. 2022, arXiv:2203.00555, decoder-only column of table 1 there.
     """
+
+    equation = "N(a x + f(x)), a = (2L)^(1/4), weights (8L)^(-1/4)"
+    trade_off = "post-norm whose first updates are bounded"
 
     alpha: float | None = None
     beta: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"DeepNorm's {name} is {value!r}: give a finite number > 0, or null for the paper's.")
+            if value is not None:
+                check_number("DeepNorm", name, value, above=0)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Post-norm with a heavier stream."""
         alpha = (2 * site.layers) ** 0.25 if self.alpha is None else self.alpha
         return Residual(closing=norm(site.width), skip=alpha)
 
+    @override
     def gain(self, site: Site) -> float:
-        """Beta."""
-        return (8 * site.layers) ** -0.25 if self.beta is None else self.beta
+        return DeepNormRescale().gain(site.layer, site.layers) if self.beta is None else self.beta
 
 
 @dataclass(frozen=True)
@@ -107,18 +113,21 @@ class GLMDeepNorm(Placement):
 
         N(alpha x + f(x))        alpha = (2L)^(1/2)        weights of the value path times (2L)^(-1/2)
 
-    A heavier stream than DeepNorm's, on the record as the one that trained a 130B model; not the constants of DeepNet.
+    A heavier stream than DeepNorm's; it trained a 130B model. The weights are meant for a Xavier base.
 
     Source: Zeng et al. 2022, arXiv:2210.02414.
     """
 
+    equation = "N(a x + f(x)), a = (2L)^(1/2), weights 1/a"
+    trade_off = "a heavier stream; trained a 130B model"
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Post-norm with a heavier stream."""
         return Residual(closing=norm(site.width), skip=(2 * site.layers) ** 0.5)
 
+    @override
     def gain(self, site: Site) -> float:
-        """``(2L)^(-1/2)``, meant for a Xavier base."""
-        return float((2 * site.layers) ** -0.5)
+        return GPT2Rescale().gain(site.layer, site.layers)
 
 
 @dataclass(frozen=True)
@@ -129,26 +138,27 @@ class SubNorm(Placement):
 
         x + W_o N(heads(N(x)))        x + W_2 N(act(W_1 N(x)))        weights of the value path times sqrt(ln 2L)
 
-    The second norm bounds each update whatever the weights before it; costs d + d_ff gains more a block.
+    The second norm bounds each update whatever the weights before it; costs d + d_ff gains more a block. The weights
+    are meant for a Xavier base.
 
     Source: Wang et al. 2022, arXiv:2210.06423, decoder-only.
     """
 
+    equation = "x + W N(...N x), weights sqrt(ln 2L)"
+    trade_off = "bounded updates; d + d_ff gains more a block"
+    final_norm = True
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Pre-norm."""
         return Residual(before=norm(site.width))
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """A norm of what the writer reads."""
         return Inner(writer=norm(site.inner_width))
 
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
-
+    @override
     def gain(self, site: Site) -> float:
-        """``sqrt(ln 2L)``, meant for a Xavier base."""
-        return math.sqrt(math.log(2 * site.layers))
+        return SubNormRescale().gain(site.layer, site.layers)
 
 
 @dataclass(frozen=True)
@@ -165,26 +175,24 @@ class Sandwich(Placement):
     Source: Ding et al. 2021 (CogView), arXiv:2105.13290.
     """
 
+    equation = "x + N(f(N x))"
+    trade_off = "every branch has the size of a gain; two norms more a block"
+    final_norm = True
+
     output_gain: float | None = None
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Norms around the branch."""
-        after = norm(site.width)
-        return Residual(
-            before=norm(site.width), after=after if self.output_gain is None else _gain(after, self.output_gain)
-        )
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
+        before, after = norm(site.width), norm(site.width)
+        return Residual(before, after if self.output_gain is None else _start_gain(after, self.output_gain))
 
 
 @dataclass(frozen=True)
 class PeriNorm(Placement):
-    """``x + N(f(N(x)))``, a final norm, and if wanted a norm of the embedding: Peri-LN.
+    """``x + N(f(N(x)))``, a final norm, and as an option a norm on the embedding: Peri-LN.
 
-    The sandwich, studied for language models: at the start the stream's variance grows by 1 a sublayer, linearly.
-    The outer norm is on the branch, before the sum. Two norms more a block than pre-norm.
+    Without the embedding norm, which the paper leaves open, this is :class:`Sandwich` at its defaults. At the start the
+    stream's variance grows by 1 a sublayer, linearly. The outer norm is on the branch, before the sum.
 
     Args:
         embedding_norm: normalise the embedding too.
@@ -192,19 +200,19 @@ class PeriNorm(Placement):
     Source: Kim et al. 2025, arXiv:2502.02732.
     """
 
+    equation = "x + N(f(N x)), norm on the embedding as an option"
+    trade_off = "stream variance grows by 1 a sublayer; without the option the same network as Sandwich"
+    final_norm = True
+
     embedding_norm: bool = False
 
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """A norm, if wanted."""
         return norm(width) if self.embedding_norm else nn.Identity()
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Norms around the branch."""
-        return Residual(before=norm(site.width), after=norm(site.width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
+        return Sandwich().wrap(site, norm)
 
 
 @dataclass(frozen=True)
@@ -217,18 +225,14 @@ class OutputNorm(Placement):
     Source: OLMo 2 (Walsh et al. 2024), arXiv:2501.00656; also EXAONE 4.
     """
 
-    @property
-    def wants_qk_norm(self) -> bool:
-        """Attention reads the stream as it is."""
-        return True
+    equation = "x + N(f(x))"
+    trade_off = "as cheap as pre-norm; needs qk-norm"
+    final_norm = True
+    wants_qk_norm = True
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """A norm behind the branch."""
         return Residual(after=norm(site.width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 @dataclass(frozen=True)
@@ -238,25 +242,21 @@ class ResPostNorm(Placement):
     Removes the growth of the stream at the start that :class:`OutputNorm` has; blocks wait for their gains to grow.
 
     Args:
-        start: of the gains.
+        start: initial value of the gains.
 
     Source: Liu et al. 2021 (Swin v2), arXiv:2111.09883, and its code; there with normalised queries and keys.
     """
 
+    equation = "x + N(f(x)), gains start at 0"
+    trade_off = "starts as the identity; blocks wait for their gains"
+    final_norm = True
+    wants_qk_norm = True
+
     start: float = 0.0
 
-    @property
-    def wants_qk_norm(self) -> bool:
-        """Attention reads the stream as it is."""
-        return True
-
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """A norm behind the branch, silent at first."""
-        return Residual(after=_gain(norm(site.width), self.start))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
+        return Residual(after=_start_gain(norm(site.width), self.start))
 
 
 @dataclass(frozen=True)
@@ -273,17 +273,23 @@ class KEEL(Placement):
     Args:
         alpha: constant on the stream; None for the paper's.
 
+    Raises:
+        ValueError: if ``alpha`` is not a finite number above 0.
+
     Source: Chen, Wei 2026, arXiv:2601.19895.
     """
+
+    equation = "N(2L x + f(N x))"
+    trade_off = "passes gradients through all norms; learns more slowly early on (in the paper)"
 
     alpha: float | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha < float("inf"):
-            raise ValueError(f"KEEL's alpha is {self.alpha!r}: give a finite number > 0, or null for the paper's.")
+        if self.alpha is not None:
+            check_number("KEEL", "alpha", self.alpha, above=0)
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """An inner and an outer norm, and the exceptions of block 1."""
         alpha = float(2 * site.layers) if self.alpha is None else self.alpha
         return Residual(
             before=norm(site.width),
@@ -307,20 +313,20 @@ class HybridNorm(Placement):
     Source: Zhuo et al. 2025, arXiv:2503.04598, and its code.
     """
 
+    equation = "x + att(Nq, Nk, Nv); N x + ff(N x)"
+    trade_off = "one pass of the stream through a norm a block; tried to 16 blocks"
+    final_norm = True
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Nothing around attention; a norm in front of the whole feed-forward residual."""
         return Residual() if site.kind == "attention" else Opened(norm(site.width), Residual())
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """Norms of queries, keys and values."""
         if site.kind != "attention":
             return Inner()
         head_width = site.inner_width // site.heads
         return Inner(query=norm(head_width), key=norm(head_width), value=norm(head_width))
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 @dataclass(frozen=True)
@@ -336,40 +342,35 @@ class HybridNormStar(Placement):
     Source: Zhuo et al. 2025, arXiv:2503.04598, and its code.
     """
 
+    equation = "HybridNorm, block 1 also pre-norm"
+    trade_off = "the first attention sees no raw embedding"
+    final_norm = True
+
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Pre-norm in block 1."""
         return Residual(before=norm(site.width)) if site.layer == 1 else HybridNorm().wrap(site, norm)
 
+    @override
     def inner(self, site: Site, norm: Norm) -> Inner:
-        """As :class:`HybridNorm`."""
         return HybridNorm().inner(site, norm)
-
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
 
 
 class Opened(nn.Module):
-    """A residual behind a norm: its skip path too sees the normalised stream.
-
-    Args:
-        opening: the norm.
-        residual: called as ``residual(opening(x), branch)``.
-    """
+    """``residual(opening(x), branch)``: a residual whose skip path, too, starts at the normalised stream."""
 
     def __init__(self, opening: nn.Module, residual: nn.Module) -> None:
         super().__init__()
         self.opening, self.residual = opening, residual
 
     def forward(self, x: Tensor, branch: Branch) -> Tensor:
-        """The norm, then the residual."""
+        """Normalise, then call the residual."""
         result: Tensor = self.residual(self.opening(x), branch)
         return result
 
 
 @torch.no_grad()
-def _gain(norm: nn.Module, start: float) -> nn.Module:
-    """The same norm with another start of its gain; a bias is 0 anyway."""
+def _start_gain(norm: nn.Module, start: float) -> nn.Module:
+    """Fill the gain of a new norm; its bias is 0 anyway."""
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, nn.Parameter):
         raise ValueError(f"{type(norm).__name__} has no gain that could start at {start:g}: choose a norm with one.")

@@ -1,10 +1,11 @@
-"""Designs that carry more than one tensor, through a block or the stack: parallel, B2T, ResiDual, SiameseNorm."""
+"""Designs that carry two tensors, through a block or the stack: parallel, B2T, ResiDual, SiameseNorm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_norms.model.norms import Norm
 from lightning_norms.model.residual import Branch, Placement, Site
@@ -25,7 +26,7 @@ class ParallelBlock(Placement):
     Both input matrices can run as one; the feed-forward does not see what attention has just written.
 
     Args:
-        norms: 1 (GPT-J, Phi, Cohere) or 2 (GPT-NeoX) a block.
+        norms: number of norms a block: 1 (GPT-J, Phi, Cohere) or 2 (GPT-NeoX).
 
     Raises:
         ValueError: for any other number of norms.
@@ -33,24 +34,26 @@ class ParallelBlock(Placement):
     Source: Wang, Komatsuzaki 2021 (GPT-J), code; Black et al. 2022 (GPT-NeoX), arXiv:2204.06745.
     """
 
+    equation = "x + att(N x) + ff(N x)"
+    trade_off = "both sublayers at once; the feed-forward does not see attention"
+    final_norm = True
+
     norms: int = 1
 
     def __post_init__(self) -> None:
         if self.norms not in (1, 2):
             raise ValueError(f"ParallelBlock's norms is {self.norms!r}: a parallel block has 1 norm or 2.")
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Attention's residual sends on the sum so far, and what the feed-forward is to read."""
         if site.kind == "attention":
             return _ParallelFirst(norm(site.width), shared=self.norms == 1)
         return _ParallelSecond(norm(site.width) if self.norms == 2 else nn.Identity())
 
-    def exit(self, width: int, norm: Norm) -> nn.Module:
-        """A final norm."""
-        return norm(width)
-
 
 class _ParallelFirst(nn.Module):
+    """Returns the sum so far, and the feed-forward's input."""
+
     def __init__(self, before: nn.Module, shared: bool) -> None:
         super().__init__()
         self.before, self.shared = before, shared
@@ -81,23 +84,26 @@ class B2T(Placement):
     Gradients reach the bottom through one norm a block instead of two; still post-norm, so still in need of care.
 
     Args:
-        rescale: weights of the blocks start smaller by sqrt(L), the released code's option.
+        rescale: start the blocks' weights smaller by sqrt(L), the released code's option.
 
     Source: Takase et al. 2022, arXiv:2206.00330.
     """
 
+    equation = "y = N(b + att(b)); N(y + ff(y) + b)"
+    trade_off = "one norm a block on the way down, still post-norm"
+
     rescale: bool = False
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Attention's residual sends b on beside the stream."""
         return _KeepsBottom(norm(site.width)) if site.kind == "attention" else _AddsBottom(norm(site.width))
 
+    @override
     def gain(self, site: Site) -> float:
-        """``L^(-1/2)``, if asked for."""
         return float(site.layers**-0.5) if self.rescale else 1.0
 
+    @override
     def query_key_gain(self, site: Site) -> float:
-        """The same."""
         return self.gain(site)
 
 
@@ -135,16 +141,19 @@ class ResiDual(Placement):
     Source: Xie et al. 2023, arXiv:2304.14802.
     """
 
+    equation = "x = N(x + f), r = r + f; x + N(r)"
+    trade_off = "a path without norms beside post-norm; one tensor more"
+
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """Both streams start as the embedding."""
         return _Twice()
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Post-norm beside a sum."""
         return _DualResidual(norm(site.width))
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """``x + N(r)``."""
         return _DualExit(norm(width))
 
 
@@ -181,8 +190,7 @@ class SiameseNorm(Placement):
 
     ::
 
-        x = N(x)     f = F( N(x + N(y)) )     x = x + f / c     y = y + f          c = sqrt(2l), at the end  N(N(x) +
-        N(y))
+        x = N(x)     f = F( N(x + N(y)) )     x = x + f / c     y = y + f    c = sqrt(2l)    at the end  N(N(x) + N(y))
 
     Meant to keep pre-norm's stability and post-norm's use of depth; three norms a sublayer. The form of the authors'
     vision models: the one in their language models learns c in part and shares norms.
@@ -190,17 +198,20 @@ class SiameseNorm(Placement):
     Source: Li et al. 2026, arXiv:2602.08064, and its code.
     """
 
+    equation = "x = N x; f = F(N(x + N y)); x + f/sqrt(2l), y + f"
+    trade_off = "pre- and post-norm at once; three norms a sublayer"
+
+    @override
     def entry(self, width: int, norm: Norm) -> nn.Module:
-        """Both streams start as the embedding."""
         return _Twice()
 
+    @override
     def wrap(self, site: Site, norm: Norm) -> nn.Module:
-        """Three norms: of x, of y, of their sum."""
-        norms = (norm(site.width), norm(site.width), norm(site.width))
-        return _SiameseResidual(*norms, share=(2 * site.layer) ** -0.5)
+        post, pre, joint = (norm(site.width) for _ in range(3))
+        return _SiameseResidual(post, pre, joint, share=(2 * site.layer) ** -0.5)
 
+    @override
     def exit(self, width: int, norm: Norm) -> nn.Module:
-        """Three norms again."""
         return _SiameseExit(norm(width), norm(width), norm(width))
 
 

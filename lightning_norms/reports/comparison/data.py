@@ -41,7 +41,8 @@ class Run:
     events: dict[str, int] | None = None
     """What LRFallback did, action -> count; None without it."""
     losses: tuple[float, ...] = ()
-    """Training loss, step by step."""
+    """Training loss of every ``loss_stride``-th batch."""
+    loss_stride: int = 1
     curve: tuple[dict[str, float], ...] = ()
     """Scores at each validation, with their ``step``."""
     gradient_first: dict[str, float] | None = None

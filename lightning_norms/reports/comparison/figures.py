@@ -89,7 +89,7 @@ SMOOTH = 20
 def curve_figures(found: Comparison) -> Iterator[Element]:
     """Training loss, and the score of every validation set, against steps; one line a seed."""
     losses = [(run, _smooth(run.losses)) for run in found.runs if run.losses]
-    drawn = _curves(found, "Training loss, nats", [(run, thinned(values)) for run, values in losses])
+    drawn = _curves(found, "Training loss, nats", [(run, _points(run, values)) for run, values in losses])
     if drawn is not None:
         width = max(_window(run.losses) for run, _ in losses)
         yield figure("Training loss", drawn, f"Nats; each point is the mean of {width} batches. One line a seed.")
@@ -114,6 +114,10 @@ def _curves(found: Comparison, meaning: str, runs: Sequence[tuple[Run, list[tupl
     order = list(found.titles)
     lines = [line(points, x, y, _line(order.index(run.variant))) for run, points in runs if points]
     return FRAME.picture(f"{meaning}, by optimizer step.", FRAME.axes(x, y, "optimizer step"), lines)
+
+
+def _points(run: Run, losses: Sequence[float]) -> list[tuple[float, float]]:
+    return [(at * run.loss_stride, loss) for at, loss in thinned(losses)]
 
 
 def _window(values: Sequence[float]) -> int:

@@ -125,12 +125,14 @@ def test_fresh_weights_look_fresh_and_name_their_writers(placement):
 
 @pytest.mark.parametrize("placement", all_placements(), ids=IDS)
 def test_documented(placement):
-    """One line, then an equation or a picture, a trade-off in a sentence, the source."""
-    text = inspect.getdoc(type(placement))
+    """One line, then an equation or a picture, a trade-off in a sentence, the source; and the catalogue's line."""
+    text = inspect.getdoc(placement)
     first, _, rest = text.partition("\n")
     assert first.endswith((".", '"'))
     assert len(first) <= 117
     assert "``" in first or "::" in rest, "an equation or a picture"
     assert "\nSource: " in text
     assert len(rest.strip()) > 80
-    assert IDS(placement) in catalogue.__all__
+    assert placement.equation
+    assert placement.trade_off
+    assert catalogue.source(type(placement))

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from lightning_norms.model.norms import RMSNorm
-from lightning_norms.model.placements.catalogue import (
+from lightning_norms.model.residual import Site
+from lightning_norms.placements import (
     MHC,
     AttentionResiduals,
     DynamicHyperConnections,
     HyperConnections,
 )
-from lightning_norms.model.residual import Site
 from tests.model.placements.stacks import WIDTH, sites
 
 N = 3

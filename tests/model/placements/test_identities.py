@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from lightning_norms.model.norms import LayerNorm, RMSNorm
-from lightning_norms.model.placements.catalogue import (
+from lightning_norms.model.placements.hyper_connections import sinkhorn
+from lightning_norms.model.placements.single_stream import Opened, Placement
+from lightning_norms.model.residual import Residual, Site
+from lightning_norms.placements import (
     KEEL,
     LNS,
     MHC,
@@ -23,9 +26,6 @@ from lightning_norms.model.placements.catalogue import (
     ProRes,
     ResiDual,
 )
-from lightning_norms.model.placements.hyper_connections import sinkhorn
-from lightning_norms.model.placements.single_stream import Opened, Placement
-from lightning_norms.model.residual import Residual, Site
 from tests.model.placements.stacks import LAYERS, NORM, WIDTH, assert_same, random_start, run, sites
 
 X = random_start()

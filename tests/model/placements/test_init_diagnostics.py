@@ -9,7 +9,7 @@ import torch
 
 from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.norms import LayerNorm
-from lightning_norms.model.placements.catalogue import KEEL, BeamNorm, DeepNorm, OutputNorm, PeriNorm, PostNorm, PreNorm
+from lightning_norms.placements import KEEL, BeamNorm, DeepNorm, OutputNorm, PeriNorm, PostNorm, PreNorm
 
 SPEC = importlib.util.spec_from_file_location(
     "init_profiles", Path(__file__).parents[3] / "benchmarks" / "init_profiles.py"

@@ -10,10 +10,13 @@ from lightning_norms.model.attention import QKNorm
 from lightning_norms.model.decoder import Decoder, DecoderConfig
 from lightning_norms.model.feed_forward import ReLU
 from lightning_norms.model.norms import Derf, DyT, L2Norm, LayerNorm, RMSNorm, ScaleNorm
-from lightning_norms.model.placements.catalogue import (
+from lightning_norms.model.placements.learned_gates import next_omega
+from lightning_norms.model.residual import Site
+from lightning_norms.placements import (
     B2T,
     KEEL,
     LNS,
+    MHC,
     NGPT,
     Admin,
     AttentionResiduals,
@@ -42,8 +45,6 @@ from lightning_norms.model.placements.catalogue import (
     SubNorm,
     TFixup,
 )
-from lightning_norms.model.placements.learned_gates import next_omega, profile_admin
-from lightning_norms.model.residual import Site
 
 X0 = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
 F1 = lambda z: z * torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=z.dtype)  # noqa: E731
@@ -275,21 +276,22 @@ def test_deepnorm_with_an_empty_branch_only_normalises():
 @pytest.mark.parametrize("name", ["alpha", "beta"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_deepnorm_refuses_senseless_constants(name, value):
-    with pytest.raises(ValueError, match=f"{name} is"):
+    with pytest.raises(ValueError, match=f"{name} must be a number above 0"):
         DeepNorm(**{name: value})
 
 
 SENSELESS = [
-    (lambda: KEEL(alpha=0.0), "KEEL's alpha is"),
+    (lambda: KEEL(alpha=0.0), "KEEL: alpha must be"),
     (lambda: MixNorm(fraction=1.5), "fraction is"),
-    (lambda: CompleteP(base_layers=0), "base_layers is"),
+    (lambda: CompleteP(base_layers=0), "base_layers must be"),
     (lambda: CompleteP(exponent=-1), "exponent is"),
     (lambda: DSInit(a=2.0), "a is"),
     (lambda: ParallelBlock(norms=3), "norms is 3"),
-    (lambda: HyperConnections(streams=0), "HyperConnections's streams is"),
-    (lambda: AttentionResiduals(block_size=0), "block_size is"),
-    (lambda: NGPT(rate=0.0), "rate is"),
-    (lambda: ProRes(warmup_steps=0), "warmup_steps is"),
+    (lambda: HyperConnections(streams=0), "HyperConnections: streams must be"),
+    (lambda: MHC(iterations=0), "MHC: iterations must be"),
+    (lambda: AttentionResiduals(block_size=0), "block_size must be"),
+    (lambda: NGPT(rate=0.0), "rate must be"),
+    (lambda: ProRes(warmup_steps=0), "warmup_steps must be"),
     (lambda: ProRes(B2T()).wrap(Site("attention", 4, 1, 1), NORM), "one stream"),
     (lambda: ResPostNorm().wrap(Site("attention", 4, 1, 1), LayerNorm(gain=False)), "no gain"),
 ]
@@ -346,21 +348,24 @@ def test_admin_profile_follows_its_recursion():
     torch.manual_seed(0)
     decoder = built(Admin(), layers=4, d_model=64)
     tokens = torch.randint(0, 11, (8, 16))
-    omegas = profile_admin(decoder, lambda: decoder(tokens))
-    assert omegas[0] == 1.0
+    residuals = [r for block in decoder.blocks for r in (block.attention_residual, block.feed_forward_residual)]
+    for residual in residuals:
+        residual.begin_profile()
+    decoder(tokens)
+    omegas = [1.0]
+    for residual in residuals:
+        omegas.append(residual.end_profile(omegas[-1]))
     assert omegas[1:] == sorted(omegas[1:])
-    stored = [r.skip.weight for b in decoder.blocks for r in (b.attention_residual, b.feed_forward_residual)]
-    for weight, omega in zip(stored, omegas, strict=True):
-        torch.testing.assert_close(weight, torch.full((64,), omega))
+    for residual, omega in zip(residuals, omegas[:-1], strict=True):
+        torch.testing.assert_close(residual.skip.weight, torch.full((64,), omega))
     omega = 1.0
     for i in range(1, 5):  # unit variance: sqrt(1 + sum of the branches' variances)
         omega = next_omega(omega, 1.0, 0.5)
         assert omega == pytest.approx(math.sqrt(1 + i / 2))
     assert next_omega(2.0, stream=0.04, branch=0.02) == pytest.approx(math.sqrt(4.5))  # relative to a small stream
+    residuals[0].begin_profile()
     with pytest.raises(ValueError, match="no omega was measured"):
-        profile_admin(decoder, lambda: None)
-    with pytest.raises(ValueError, match="placement: Admin"):
-        profile_admin(built(PostNorm()), lambda: None)
+        residuals[0].end_profile(1.0)
 
 
 @pytest.mark.parametrize("placement", [MixNorm(rest=OutputNorm()), ProRes(OutputNorm()), ResPostNorm()], ids=repr)
