@@ -80,7 +80,7 @@ def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(tmp_path):
         while not (os.path.exists("pid") and pathlib.Path("pid").read_text()):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
-        job.stop()
+        job.terminate()
         sys.exit(-job.wait())"""
     assert subprocess.run(python(textwrap.dedent(code)), cwd=tmp_path).returncode == 15
     wait_for(lambda: not alive(int((tmp_path / "pid").read_text())), seconds=10)
