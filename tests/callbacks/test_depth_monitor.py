@@ -237,10 +237,10 @@ class Counter(TorchDispatchMode):
 
 def test_deep_run_costs_two_writes_and_no_read_of_single_numbers(tmp_path):
     memory, decoder = Memory(), seeded(lambda: Decoder(layers=48, width=4))
-    run = trainer(tmp_path, quiet(every_n_steps=50), logger=memory, max_steps=100)
+    run = trainer(tmp_path, quiet(every_n_steps=10), logger=memory, max_steps=20)
     with Counter() as counter:
-        run.fit(Module(decoder, optimizer=torch.optim.SGD), loader(batches=100, time=2))
-    assert [step for step, _ in memory.rows] == [0, 50]
+        run.fit(Module(decoder, optimizer=torch.optim.SGD), loader(batches=20, time=2))
+    assert [step for step, _ in memory.rows] == [0, 10]
     assert len(memory.rows[0][1]) == 48 * 3 + 4 * 2
     assert counter.reads < 20  # Lightning's own, at the start
 
