@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -68,22 +67,22 @@ def test_a_run_holds_its_folder_and_stops_when_it_is_told(launcher, tmp_path):
     wait_for(lambda: free(tmp_path))
 
 
-def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(tmp_path):
-    """As under ``nohup ... &``: submitit cancels by SIGINT, which the job would ignore too."""
-    job = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
-    code = f"""
-        import os, pathlib, signal, sys, time
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        from lightning_norms.comparing.submitit_launcher import SubmititLauncher
-        words = [sys.executable, "-c", {job!r}]
-        job = SubmititLauncher({LOCAL!r}).start(words, pathlib.Path.cwd(), None, "record.json")
-        while not (os.path.exists("pid") and pathlib.Path("pid").read_text()):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-        job.terminate()
-        sys.exit(-job.wait())"""
-    assert subprocess.run(python(textwrap.dedent(code)), cwd=tmp_path).returncode == 15
-    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())), seconds=10)
+@pytest.fixture
+def ignored_interrupts():
+    """As under ``nohup ... &``."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(ignored_interrupts, tmp_path):
+    """submitit cancels by SIGINT, which the job would ignore too."""
+    started = start(SubmititLauncher(LOCAL), tmp_path, "import time; print('on', flush=True); time.sleep(20)")
+    wait_for(lambda: (tmp_path / "output.txt").exists() and (tmp_path / "output.txt").read_text())
+    os.kill(os.getpid(), signal.SIGINT)  # still ignored here
+    started.terminate()
+    assert started.wait() == -signal.SIGTERM
+    wait_for(lambda: free(tmp_path), seconds=10)
 
 
 def alive(pid):
