@@ -1,12 +1,18 @@
-"""One thread, a cache of our own, and no global seed left behind by an earlier test."""
+"""One thread, a cache of our own, no seed left behind by an earlier test, and processes that can be interrupted."""
 
 import os
+import signal
 
 import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)
+
+# Under `nohup ... &` SIGINT is ignored, and the processes that tests start and interrupt would inherit that. A handler
+# is not inherited, so this process goes on to ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

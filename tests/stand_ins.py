@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lightning.pytorch.callbacks
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
@@ -109,6 +111,13 @@ def trainer(folder, *callbacks, **options):
         "default_root_dir": folder,
     }
     return Trainer(callbacks=list(callbacks), **(defaults | options))
+
+
+def lightning_callback(name):
+    """A class of Lightning's callbacks; the test is skipped where Lightning is too old to have it."""
+    if not hasattr(lightning.pytorch.callbacks, name):
+        pytest.skip(f"this Lightning has no {name}")
+    return getattr(lightning.pytorch.callbacks, name)
 
 
 def seeded(build, seed=0):

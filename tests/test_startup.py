@@ -34,7 +34,8 @@ for name in [*heavy, *(name for name in sys.modules if name.split(".")[0] in hea
 
 import lightning_norms
 
-print(*{name.split(".")[0] for name in set(sys.modules) - loaded} - set(sys.stdlib_module_names) - set(heavy))
+packages = [{name.split(".")[0] for name in names} for names in (sys.modules, loaded, heavy)]
+print(*packages[0].difference(*packages[1:], sys.stdlib_module_names))
 said = StringIO()
 try:
     from lightning_norms.cli.main import main

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,7 @@ class SubmititLauncher:
             if self.options.get(name, 1) != 1:
                 raise ValueError(f"{name} is {self.options[name]!r}, but a job of compare is one task on one node.")
         self.options = {"timeout_min": MINUTES, **self.options}
+        _ignore_interrupts_here_only()
         with tempfile.TemporaryDirectory() as folder:
             self._executor(Path(folder))  # wrong options are refused before anything has started
 
@@ -154,6 +156,16 @@ class SubmititLauncher:
         except (ValueError, NameError, AssertionError, RuntimeError, TypeError) as error:
             raise ValueError(f"--launcher_options: {str(error).splitlines()[0]}") from None
         return executor
+
+
+def _ignore_interrupts_here_only() -> None:
+    """Let jobs be interrupted although this process ignores SIGINT, as under ``nohup ... &`` in a script.
+
+    submitit cancels a local job by SIGINT. A child process inherits that a signal is ignored, but never a handler.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 class Job:

@@ -3,13 +3,12 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from tests.callbacks.fallback_runs import RESUMING, Learner, assert_same, fit, is_finite, what
 from tests.callbacks.test_warmup import SaveAt
-from tests.stand_ins import Decoder, seeded, trainer
+from tests.stand_ins import Decoder, lightning_callback, seeded, trainer
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in RESUMING]
 
@@ -26,7 +25,8 @@ def test_weight_averages_go_back_too(order, tmp_path):
             weights = ema._average_model.module.decoder.head.weight
             self.kept[trainer.global_step] = (weights.detach().clone(), pl_module.decoder.head.weight.detach().clone())
 
-    ema, average, fallback = EMAWeightAveraging(decay=0.9), Average(), LRFallback(snapshot_every_n_steps=6, max_skips=0)
+    ema, average = lightning_callback("EMAWeightAveraging")(decay=0.9), Average()
+    fallback = LRFallback(snapshot_every_n_steps=6, max_skips=0)
     module = Learner({9: "nan"})
     trainer(tmp_path, *[fallback, ema][::order], average, max_steps=12).fit(module)
     assert what(fallback) == [(9, "non_finite", "rollback")]

@@ -45,7 +45,7 @@ GROUPS = ("lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_fa
 
 def declared():
     """Group -> lines, as pyproject.toml has them."""
-    tomllib = pytest.importorskip("tomllib")
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 
 

@@ -10,14 +10,12 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     EarlyStopping,
-    EMAWeightAveraging,
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     OnExceptionCheckpoint,
     SpikeDetection,
     StochasticWeightAveraging,
-    WeightAveraging,
 )
 
 from lightning_norms.callbacks.lr_fallback import LRFallback
@@ -35,7 +33,7 @@ from tests.combinations.four import (
     warm,
     weights,
 )
-from tests.stand_ins import Decoder, seeded, trainer
+from tests.stand_ins import Decoder, lightning_callback, seeded, trainer
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in (*RESUMING, "The dirpath has changed")]
 JUMP = [(20, "divergence", "rollback")]
@@ -91,7 +89,8 @@ def assert_close(module, average):
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_weight_averaging(decay, order, tmp_path):
     """A run without a fault: the end weights are the average, by hand, over the steps of a rescaled and warmed run."""
-    other = WeightAveraging() if decay is None else EMAWeightAveraging(decay=decay)
+    arguments = {} if decay is None else {"decay": decay}
+    other = lightning_callback("EMAWeightAveraging" if arguments else "WeightAveraging")(**arguments)
     module, path = learner(), Path()
     four = around(tmp_path, module, other, order, max_steps=16, first=[path])
     assert what(four.fallback) == []
@@ -104,10 +103,11 @@ def test_weight_averaging(decay, order, tmp_path):
 @pytest.mark.parametrize("at", [8, 22])
 def test_weight_averaging_resumed(at, order, tmp_path):
     """Saved before or after a rollback: the averaged end weights equal those of the uninterrupted run bit for bit."""
+    average = lightning_callback("EMAWeightAveraging")
     straight, resumed = step_by_step({20: "huge"}), step_by_step({20: "huge"})
-    four = around(tmp_path, straight, EMAWeightAveraging(decay=0.9), order, last=[SaveAt(tmp_path, at)])
+    four = around(tmp_path, straight, average(decay=0.9), order, last=[SaveAt(tmp_path, at)])
     assert what(four.fallback) == JUMP
-    again = around(tmp_path, resumed, EMAWeightAveraging(decay=0.9), order, ckpt_path=tmp_path / f"{at}.ckpt")
+    again = around(tmp_path, resumed, average(decay=0.9), order, ckpt_path=tmp_path / f"{at}.ckpt")
     assert what(again.fallback) == JUMP
     assert_same(weights(straight), weights(resumed))
 
@@ -122,7 +122,7 @@ def test_weights_that_are_not_finite_never_reach_an_average_in_a_file(order, tmp
                 pl_module.decoder.head.weight.data[0, 0] = math.nan
                 trainer.save_checkpoint(tmp_path / "10.ckpt")
 
-    ema, path = EMAWeightAveraging(decay=0.9), Path()
+    ema, path = lightning_callback("EMAWeightAveraging")(decay=0.9), Path()
     four = around(tmp_path, learner(), ema, order, first=[path, Spoil()], max_steps=12)
     assert [action for _, _, action in what(four.fallback)] == ["rollback"]
     saved = torch.load(tmp_path / "10.ckpt", weights_only=True)

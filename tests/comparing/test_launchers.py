@@ -66,6 +66,24 @@ def test_a_run_holds_its_folder_and_stops_when_it_is_told(launcher, tmp_path):
     wait_for(lambda: free(tmp_path))
 
 
+@pytest.fixture
+def ignored_interrupts():
+    """As under ``nohup ... &``."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_job_is_cancelled_by_a_process_that_ignores_interrupts(ignored_interrupts, tmp_path):
+    """submitit cancels by SIGINT, which the job would ignore too."""
+    started = start(SubmititLauncher(LOCAL), tmp_path, "import time; print('on', flush=True); time.sleep(20)")
+    wait_for(lambda: (tmp_path / "output.txt").exists() and (tmp_path / "output.txt").read_text())
+    os.kill(os.getpid(), signal.SIGINT)  # still ignored here
+    started.terminate()
+    assert started.wait() == -signal.SIGTERM
+    wait_for(lambda: free(tmp_path), seconds=10)
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)

@@ -255,7 +255,6 @@ print(sys.flags.utf8_mode, data.train_tokens)
 """
 
 
-@pytest.mark.timeout(60)
 def test_text_is_utf8_whatever_the_locale(tmp_path):
     (tmp_path / "train.txt").write_bytes("é😀\n".encode() * 200)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}

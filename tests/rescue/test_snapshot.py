@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, RMSprop
@@ -17,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_norms.rescue.averages import find_averages
 from lightning_norms.rescue.snapshot import Snapshot
-from tests.stand_ins import Module, loader, seeded, trainer
+from tests.stand_ins import Module, lightning_callback, loader, seeded, trainer
 
 OPTIMIZERS = {
     "AdamW plain": partial(AdamW, lr=0.01, foreach=False),
@@ -524,14 +523,15 @@ class AverageNow(Callback):
 
 
 @pytest.mark.parametrize(
-    "average", [partial(EMAWeightAveraging, decay=0.5), partial(StochasticWeightAveraging, 0.01, 2)]
+    ("name", "arguments"),
+    [("EMAWeightAveraging", {"decay": 0.5}), ("StochasticWeightAveraging", {"swa_lrs": 0.01, "swa_epoch_start": 2})],
 )
-def test_the_average_of_lightnings_callbacks(tmp_path, average):
+def test_the_average_of_lightnings_callbacks(tmp_path, name, arguments):
     watch = AverageNow()
     # Before the average's callback, the snapshot would hold the average one update behind.
-    trainer(tmp_path, average(), Rewind(), watch, max_steps=5).fit(seeded(Module), loader())
+    trainer(tmp_path, lightning_callback(name)(**arguments), Rewind(), watch, max_steps=5).fit(seeded(Module), loader())
     assert equal(watch.back, watch.there)
-    if average.func is EMAWeightAveraging:
+    if name == "EMAWeightAveraging":
         assert not equal(watch.moved, watch.there)
 
 
@@ -553,7 +553,11 @@ def test_only_averages_are_found():
     schema.schema = nn.Linear(1, 1)
     average, ema = Callback(), Callback()
     average.kept, ema.ema_model = AveragedModel(net()), net()
-    assert find_averages([metric, average, plain, ema, schema, EMAWeightAveraging()]) == (average, ema)
+    lightnings = lightning_callback("EMAWeightAveraging")()
+    assert find_averages([metric, average, plain, ema, schema, lightnings]) == (
+        average,
+        ema,
+    )
 
 
 # State
