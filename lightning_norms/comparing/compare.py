@@ -17,7 +17,6 @@ from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.recipes.overlay import as_yaml
 from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.comparison.maps import map_tables
 from lightning_norms.reports.comparison.markdown import comparison_markdown
 from lightning_norms.reports.comparison.page import comparison_page
 
@@ -123,7 +122,7 @@ def _print(found: Comparison, folder: Path, form: str) -> None:
         print(_texts(found)[form], end="")
         return
     console = Console()
-    for part in (*map_tables(found), *comparison_text(found)):
+    for part in comparison_text(found):
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     places = f"\nPictures: {folder / 'comparison.html'}\nAll numbers: {folder / 'comparison.json'}"
     console.print(places, highlight=False, markup=False, soft_wrap=True)

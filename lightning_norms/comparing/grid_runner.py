@@ -90,9 +90,8 @@ class GridRunner:
         foreign = any("loss" in name for run in runs for name in run.scores or {})
         labels = {name: variant.labels for name, variant in self.grid.variants.items() if variant.labels}
         unit = "loss" if foreign else "bits/byte"
-        return Comparison(
-            self.grid.name, self.grid.baseline, titles, runs, unit, self.grid.axes, labels, self.grid.exponents
-        )
+        name, baseline, axes, published = self.grid.name, self.grid.baseline, self.grid.axes, self.grid.exponents
+        return Comparison(name, baseline, titles, runs, unit=unit, axes=axes, labels=labels, published=published)
 
     def _write(self, planned: PlannedRun) -> None:
         place = self._place(planned)
