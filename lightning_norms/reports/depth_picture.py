@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.reports.console import spaced
 
 MOST_DECADES, FEWEST_DECADES = 12, 4
 ZERO, INFINITE, MISSING = "hotpink", "red", "lightgrey"
@@ -143,11 +143,8 @@ def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64], names
     blocks = {row for rows in stacks.values() for row in rows}
     labels = {row: group for row, group in enumerate(profile.groups) if row not in blocks}
     for label, rows in stacks.items():
-        every = max(1, math.ceil(len(rows) / (names / len(stacks))))
-        for i, row in enumerate(rows):
-            last = len(rows) - 1
-            if i == last or (i % every == 0 and last - i >= every / 2):
-                labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
+        for row in spaced(rows, max(2, names // len(stacks))):
+            labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
     axes.set_yticks([(edges[row] + edges[row + 1]) / 2 for row in labels], list(labels.values()))
     for row in range(1, len(profile.groups)):
         if (row in blocks) != (row - 1 in blocks):
@@ -155,6 +152,5 @@ def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64], names
 
 
 def _label_steps(axes: Axes, steps: Sequence[int]) -> None:
-    every, last = max(1, math.ceil(len(steps) / 10)), len(steps) - 1
-    shown = [i for i in range(len(steps)) if i == last or (i % every == 0 and last - i >= every / 2)]
+    shown = spaced(range(len(steps)), 11)
     axes.set_xticks([column + 0.5 for column in shown], [str(steps[column]) for column in shown])

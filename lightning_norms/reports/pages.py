@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from lightning_norms.reports.table import Column, Table
 
 
 def render(template: str, **context: Any) -> str:
@@ -44,5 +47,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    made.globals["Column"], made.globals["Table"] = Column, Table
+    made.tests["finite"] = math.isfinite
     made.filters["yaml"] = lambda patch: yaml.safe_dump(patch, sort_keys=False)
     return made

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,12 +18,13 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from lightning_norms.reports.pages import printable, stylesheet
 
 WIDTH = 330
 """Pixels of a plot: that of a phone, and it grows with the page."""
+STYLE = Path(__file__).parent / "templates" / "plots.mplstyle"
 COLOURS = 8
 """Number of line colours in the style sheet, ``s1`` to ``s8``."""
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -87,19 +88,9 @@ def plot(height: int, left: int = 44, right: int = 10, top: int = 8, bottom: int
         top: margin above.
         bottom: margin below, with room for the labels and the title of the horizontal axis.
     """
-    ink, soft, edge = (palette()[name] for name in ("ink", "soft", "edge"))
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none", "svg.hashsalt": "lightning-norms", "text.parse_math": False, "figure.frameon": False,
-        "font.size": 11, "text.color": ink, "axes.labelcolor": ink, "xtick.labelsize": 11, "ytick.labelsize": 11,
-        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "xtick.bottom": False, "ytick.left": False,
-        "xtick.minor.bottom": False, "ytick.minor.left": False, "axes.edgecolor": soft, "axes.facecolor": "none",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.grid": True,
-        "axes.axisbelow": True, "grid.color": edge, "grid.linewidth": 0.6, "lines.solid_capstyle": "round",
-        "path.simplify_threshold": 0.5,
-    }  # fmt: skip
-    with rc_context(settings), warnings.catch_warnings():
+    with rc_context(fname=STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has more fonts than matplotlib
-        figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
         size = (1 - (left + right) / WIDTH, 1 - (top + bottom) / height)
         axes = figure.add_axes((left / WIDTH, bottom / height, *size))
         axes.locator_params(nbins=5)
@@ -186,28 +177,30 @@ def log_axis(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=6))
     axes.yaxis.set_major_formatter(tick)
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def block_axis(axes: Axes, blocks: int) -> None:
-    """Make the horizontal axis one of whole blocks."""
-    axes.set(xlim=(0, max(blocks - 1, 1)), xlabel="block, from the bottom up")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+def depth_plot(height: int, meaning: str, lines: Sequence[tuple[Line, Sequence[float]]]) -> Markup | None:
+    """Positive values by block on a log scale, one line each; None if there is nothing to draw.
 
+    The scale spans a decade at the least, so that noise looks like noise.
 
-def log_limits(values: Iterable[float]) -> tuple[float, float] | None:
-    """Range around the positive finite values with a margin; at least one decade, so that noise looks like noise.
-
-    Example:
-        >>> [f"{limit:.3g}" for limit in log_limits([0.1, 0.0])], log_limits([float("nan")])
-        (['0.0316', '0.316'], None)
+    Args:
+        height: height of the plot in pixels.
+        meaning: read aloud in place of the plot.
+        lines: how each line looks, and its value in each block.
     """
-    positive = [value for value in values if 0 < value < math.inf]
+    positive = [value for _, values in lines for value in values if 0 < value < math.inf]
     if not positive:
         return None
     low, high = math.log10(max(min(positive), 1e-300)), math.log10(min(max(positive), 1e300))
     margin = max(0.05 * (high - low), (1 - (high - low)) / 2)
-    return 10 ** (low - margin), 10 ** (high + margin)
+    with plot(height) as axes:
+        log_axis(axes, 10 ** (low - margin), 10 ** (high + margin))
+        axes.set(xlim=(0, max(max(len(values) for _, values in lines) - 1, 1)), xlabel="block, from the bottom up")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for line, values in lines:
+            draw_line(axes, enumerate(values), line)
+        return to_svg(axes, meaning)
 
 
 def tick(value: float, _position: float | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from rich import box
 from rich.table import Table as RichTable
@@ -32,11 +32,14 @@ class Cell:
 
     text: str
     tone: str = ""
+    _: KW_ONLY
     """One of :data:`COLOURS`."""
     note: str = ""
     """What the text is, below it on a page and after it elsewhere."""
     brief: str | None = None
     """What the console shows instead of the text and its note."""
+    shade: int | None = None
+    """Percent of colour behind it on a page."""
 
 
 Row = Sequence[str | Cell]

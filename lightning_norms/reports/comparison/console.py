@@ -6,15 +6,8 @@ import csv
 import io
 from collections.abc import Iterator
 
+from lightning_norms.reports.comparison import tables
 from lightning_norms.reports.comparison.data import Comparison
-from lightning_norms.reports.comparison.tables import (
-    RULE,
-    costs_table,
-    differences_table,
-    exponents_table,
-    map_tables,
-    scores_table,
-)
 from lightning_norms.reports.table import Table
 
 NUMBERS = ("steps", "parameters", "seconds_per_step", "kv_cache_bytes", "spike_score")
@@ -22,15 +15,15 @@ NUMBERS = ("steps", "parameters", "seconds_per_step", "kv_cache_bytes", "spike_s
 
 def comparison_text(comparison: Comparison) -> Iterator[Table | str]:
     """What is printed: maps, scores, gaps, sizes and costs, and why rows are missing; each fits 80 columns."""
-    yield from map_tables(comparison)
-    fits = exponents_table(comparison)
+    yield from tables.map_tables(comparison)
+    fits = tables.exponents_table(comparison)
     if fits is not None:
         yield fits
-    yield scores_table(comparison)
+    yield tables.scores_table(comparison)
     if comparison.differences():
-        yield differences_table(comparison)
-        yield RULE
-    yield costs_table(comparison)
+        yield tables.differences_table(comparison)
+        yield tables.RULE
+    yield tables.costs_table(comparison)
     yield from (f"{row.variant}, {reason}" for row in comparison.rows() for reason in row.failures)
 
 

@@ -1,4 +1,4 @@
-"""Plots of a comparison: scores over seeds, maps of two axes, learning curves, gradients by depth."""
+"""Plots of a comparison: scores over seeds, learning curves, gradients by depth."""
 
 from __future__ import annotations
 
@@ -6,30 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from markupsafe import Markup
-from matplotlib.patches import Rectangle
-
+from lightning_norms.reports import plots
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.comparison.tables import map_of, spread
+from lightning_norms.reports.comparison.tables import spread
 from lightning_norms.reports.pages import printable
-from lightning_norms.reports.plots import (
-    Key,
-    Line,
-    Picture,
-    block_axis,
-    draw_dots,
-    draw_line,
-    line_of,
-    log_axis,
-    log_limits,
-    palette,
-    plot,
-    tick,
-    to_svg,
-)
+from lightning_norms.reports.plots import Key, Line, Picture, line_of, palette, tick, to_svg
 
-ROW, CELL = 22, 30
-"""Height of a variant beside the scores, and of a row of a map, in pixels."""
+ROW = 22
+"""Height of a variant beside the scores, in pixels."""
 LONGEST = 26
 """Letters of a name beside the scores; a longer one loses its middle."""
 LETTER = 6.8
@@ -55,7 +39,7 @@ def _score_plot(comparison: Comparison, score: str, values: dict[str, list[float
     order = list(comparison.titles)
     caption = "Upright: mean over seeds; dots: the seeds. Further left is better."
     meaning = " ".join(f"{name} {fmean(seeds):.3f}." for name, seeds in values.items())
-    with plot(len(names) * ROW + 44, left) as axes:
+    with plots.plot(len(names) * ROW + 44, left) as axes:
         axes.set(xlim=(min(every) - margin, max(every) + margin), ylim=(len(names) - 0.5, -0.5), xlabel=comparison.unit)
         axes.set_yticks(range(len(names)), names)
         axes.xaxis.set_major_formatter(tick)
@@ -72,44 +56,13 @@ def _score_plot(comparison: Comparison, score: str, values: dict[str, list[float
             colour = palette()[line.colour]
             axes.hlines(at, min(seeds), max(seeds), color=colour, linewidth=1.6)
             axes.vlines(fmean(seeds), at - 0.32, at + 0.32, color=colour, linewidth=2.3)
-            draw_dots(axes, seeds, [at] * len(seeds), Line(line.colour, width=6, opacity=0.5))
+            plots.draw_dots(axes, seeds, [at] * len(seeds), Line(line.colour, width=6, opacity=0.5))
         return Picture(title=score, svg=to_svg(axes, f"{comparison.unit} on {score}. {meaning}"), caption=caption)
 
 
 def _shortened(name: str) -> str:
     # Names often differ in their ends: "warmup 30, lr 0.0003".
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 11]}…{name[-10:]}"
-
-
-def map_plots(comparison: Comparison) -> Iterator[Picture]:
-    """One map a validation set: the fuller the colour, the worse; a missing cell is grey."""
-    for score in comparison.scores if comparison.axes else ():
-        where = f"{comparison.axes[0]} down, {comparison.axes[1]} across"
-        caption = f"{comparison.unit}, mean over seeds; {where}. Pale is good; grey: no run finished."
-        yield Picture(title=score, svg=_map(comparison, score), caption=caption)
-
-
-def _map(comparison: Comparison, score: str) -> Markup:
-    down, across, means = map_of(comparison, score)
-    low, high = min(means.values(), default=0.0), max(means.values(), default=1.0)
-    meaning = " ".join(f"{row}, {column}: {mean:.3f}." for (row, column), mean in means.items())
-    with plot(CELL * len(down) + 26, left=74, right=4, top=22, bottom=4) as axes:
-        axes.set(xlim=(0, len(across)), ylim=(len(down), 0))
-        axes.set_xticks([i + 0.5 for i in range(len(across))], [printable(label) for label in across])
-        axes.set_yticks([i + 0.5 for i in range(len(down))], [printable(label) for label in down])
-        axes.xaxis.tick_top()
-        axes.tick_params(top=False)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        for i, row in enumerate(down):
-            for j, column in enumerate(across):
-                mean = means.get((row, column))
-                share = 0.0 if mean is None or high == low else (mean - low) / (high - low)
-                colour = "lightgrey" if mean is None else (palette()["s2"], round(0.06 + 0.6 * share, 2))
-                axes.add_patch(Rectangle((j + 0.01, i + 0.03), 0.98, 0.94, facecolor=colour, linewidth=0))
-                if mean is not None:
-                    axes.text(j + 0.5, i + 0.5, f"{mean:.2f}", ha="center", va="center_baseline")
-        return to_svg(axes, f"{comparison.unit} on {score}. {meaning}")
 
 
 # --- learning curves --------------------------------------------------------------------------------------------------
@@ -138,12 +91,12 @@ def _curves(comparison: Comparison, title: str, meaning: str, caption: str, runs
     low, high = min(map(min, finite)), max(max(values[0], values[-1]) for values in finite)
     margin = 0.04 * (high - low) or 0.05
     order = list(comparison.titles)
-    with plot(270) as axes:
+    with plots.plot(270) as axes:
         axes.set(xlim=(0, max(points[-1][0] for _, points in runs) or 1), ylim=(low - margin, high + margin))
         axes.set_xlabel("optimizer step")
         axes.yaxis.set_major_formatter(tick)
         for run, points in runs:
-            draw_line(axes, points, line_of(order.index(run.variant)))
+            plots.draw_line(axes, points, line_of(order.index(run.variant)))
         yield Picture(title=title, svg=to_svg(axes, f"{meaning}, by optimizer step."), caption=caption)
 
 
@@ -163,22 +116,17 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def depth_plots(comparison: Comparison) -> Iterator[Picture]:
     """Gradient norm by block of the first seed that has it, at the first and at the last step that was measured."""
     for name, when in (("gradient_first", "first step"), ("gradient_last", "last step")):
-        title = f"Gradient by depth, {when}"
         profiles: dict[str, list[float]] = {}
         for run in comparison.runs:
             blocks = [norm for group, norm in (getattr(run, name) or {}).items() if "block_" in group]
             if len(blocks) > 1:
                 profiles.setdefault(run.variant, blocks)
-        limits = log_limits(norm for norms in profiles.values() for norm in norms)
-        if limits is None:
-            continue
-        with plot(220) as axes:
-            log_axis(axes, *limits)
-            block_axis(axes, max(map(len, profiles.values())))
-            for index, variant in enumerate(comparison.titles):
-                draw_line(axes, enumerate(profiles.get(variant, ())), line_of(index))
+        title = f"Gradient by depth, {when}"
+        lines = [(line_of(i), profiles[variant]) for i, variant in enumerate(comparison.titles) if variant in profiles]
+        svg = plots.depth_plot(220, f"{title}.", lines)
+        if svg is not None:
             caption = "L2 norm before clipping, by block from the bottom up; the first seed."
-            yield Picture(title=title, svg=to_svg(axes, f"{title}."), caption=caption)
+            yield Picture(title=title, svg=svg, caption=caption)
 
 
 def keys(comparison: Comparison, attribute: str) -> list[Key]:

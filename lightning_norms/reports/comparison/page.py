@@ -47,7 +47,7 @@ def comparison_page(comparison: Comparison) -> str:
         missing=[f"{row.variant}, {reason}" for row in comparison.rows() for reason in row.failures],
         scores=tables.scores_table(comparison),
         score_plots=list(figures.score_plots(comparison)),
-        maps=list(figures.map_plots(comparison)),
+        maps=list(tables.map_tables(comparison)),
         exponents=tables.exponents_table(comparison),
         differences=tables.differences_table(comparison),
         rule=tables.RULE,

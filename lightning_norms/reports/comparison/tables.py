@@ -101,26 +101,18 @@ def costs_table(comparison: Comparison) -> Table:
 
 
 def map_tables(comparison: Comparison) -> Iterator[Table]:
-    """For a grid with two axes, one table a validation set."""
+    """For a grid with two axes, one table a validation set: the fuller the colour, the worse."""
     for score in comparison.scores if comparison.axes else ():
-        down, across, means = map_of(comparison, score)
-        values = ([means.get((row, column)) for column in across] for row in down)
-        rows = [
-            (row, *("-" if value is None else f"{value:.3f}" for value in line))
-            for row, line in zip(down, values, strict=True)
-        ]
+        down, across = (list(dict.fromkeys(labels[axis] for labels in comparison.labels.values())) for axis in (0, 1))
+        seeds = {labels: comparison.values(variant, score) for variant, labels in comparison.labels.items()}
+        means = {labels: fmean(values.values()) for labels, values in seeds.items() if values}
+        low, high = min(means.values(), default=0.0), max(means.values(), default=0.0)
+        shades = {labels: round(6 + 60 * (mean - low) / ((high - low) or 1)) for labels, mean in means.items()}
+        cells = {labels: Cell(f"{mean:.3f}", shade=shades[labels]) for labels, mean in means.items()}
+        rows = [[row, *(cells.get((row, column), "-") for column in across)] for row in down]
         where = f"{comparison.axes[0]} down, {comparison.axes[1]} across"
         columns = (Column(""), *(Column(label, "number") for label in across))
         yield Table(f"{score}, {comparison.unit}: {where}; mean over seeds", columns, rows)
-
-
-def map_of(comparison: Comparison, score: str) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Labels down, labels across, and the mean over finished seeds of each pair that has one."""
-    down, across = (list(dict.fromkeys(labels[axis] for labels in comparison.labels.values())) for axis in (0, 1))
-    values = {
-        (labels[0], labels[1]): comparison.values(variant, score) for variant, labels in comparison.labels.items()
-    }
-    return down, across, {pair: fmean(seeds.values()) for pair, seeds in values.items() if seeds}
 
 
 def exponents_table(comparison: Comparison) -> Table | None:

@@ -10,26 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.reports import plots
 from lightning_norms.reports.console import number, spaced
 from lightning_norms.reports.depth_picture import colour_limits, draw_depth_map, strange_values
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, DepthProfile, Diagnosis, Trial, Verdict
 from lightning_norms.reports.diagnosis.mechanisms import weakest_share
 from lightning_norms.reports.diagnosis.tables import trial_order
 from lightning_norms.reports.pages import printable
-from lightning_norms.reports.plots import (
-    Key,
-    Line,
-    Picture,
-    block_axis,
-    draw_line,
-    line_of,
-    log_axis,
-    log_limits,
-    palette,
-    plot,
-    tick,
-    to_svg,
-)
+from lightning_norms.reports.plots import Key, Line, Picture, draw_line, line_of, log_axis, palette, tick, to_svg
 
 PROFILES = {
     "stream_rms": "Residual stream, RMS",
@@ -48,24 +36,21 @@ def depth_plots(diagnosis: Diagnosis) -> Iterator[Picture]:
     """One small plot a quantity at the first step: block by block, one line a stack; dashed after the rescale."""
     for name, title in PROFILES.items():
         profile = diagnosis.look.profile(name)
-        rescaled = diagnosis.rescaled_look.profile(name) if diagnosis.rescaled_look is not None else None
-        stacks, after = ({} if p is None else p.of_blocks() for p in (profile, rescaled))
-        limits = log_limits(value for values in [*stacks.values(), *after.values()] for value in values)
-        if profile is None or not stacks or limits is None:
+        if profile is None or not profile.of_blocks():
             continue
+        rescaled = diagnosis.rescaled_look.profile(name) if diagnosis.rescaled_look is not None else None
+        stacks, after = profile.of_blocks(), {} if rescaled is None else rescaled.of_blocks()
         lines = {label: Line() if len(stacks) == 1 else line_of(i) for i, label in enumerate(stacks)}
         ends = {label: _ends(label, values) for label, values in stacks.items()}
         legend = [lines[label].key(words) for label, words in ends.items()] if len(stacks) > 1 or after else []
         if after:
             legend.append(Line(dashed=True).key("Dashed: after the residual rescale."))
-        with plot(190) as axes:
-            log_axis(axes, *limits)
-            block_axis(axes, max(map(len, stacks.values())))
-            for label, line in lines.items():
-                draw_line(axes, enumerate(stacks[label]), line)
-                draw_line(axes, enumerate(after.get(label, ())), replace(line, dashed=True))
-            svg = to_svg(axes, f"{profile.meaning}, by block. {' '.join(ends.values())}")
-        yield Picture(title=title, svg=svg, caption=_caption(profile, [] if legend else ends.values()), legend=legend)
+        dashed = [(replace(line, dashed=True), after[label]) for label, line in lines.items() if label in after]
+        drawn = [*((lines[label], values) for label, values in stacks.items()), *dashed]
+        svg = plots.depth_plot(190, f"{profile.meaning}, by block. {' '.join(ends.values())}", drawn)
+        if svg is not None:
+            caption = _caption(profile, [] if legend else ends.values())
+            yield Picture(title=title, svg=svg, caption=caption, legend=legend)
 
 
 def _caption(profile: DepthProfile, ends: Iterable[str]) -> str:
@@ -97,7 +82,7 @@ def loss_plot(diagnosis: Diagnosis) -> Picture | None:
         return None
     references = list(_references(diagnosis))
     meaning = " ".join(_end_in_words(trial) for trial in trials if not trial.seed)
-    with plot(270, right=24) as axes:
+    with plots.plot(270, right=24) as axes:
         losses = [loss for trial in trials for loss in trial.losses if math.isfinite(loss)]
         _limit(axes, trials, losses, [value for *_, value in references])
         axes.set(xlim=(0, max(max(len(trial.losses) for trial in trials) - 1, 1)), xlabel="optimizer step")
@@ -190,7 +175,7 @@ def heat_maps(trials: Sequence[Trial]) -> list[Picture]:
 def _heat_map(trial: Trial, limits: tuple[float, float], end: int) -> Picture:
     profile, words = trial.gradients, _weakest_in_words(trial)
     shown = _fewer(profile)
-    with plot(266, left=78 if any(profile.stacks()) else 44, bottom=74) as axes:
+    with plots.plot(266, left=78 if any(profile.stacks()) else 44, bottom=74) as axes:
         mesh = draw_depth_map(axes, shown, [*shown.steps, profile.steps[-1] + 1], limits, SHADES, names=8)
         mesh.set(edgecolor="face", linewidth=0.5, clip_on=False)  # without edges, seams between the cells
         axes.set(xlim=(0, end), xlabel="optimizer step")

@@ -1,14 +1,13 @@
-"""The tables of a diagnosis: trials, first step by depth, claims, growth from block to block, the run."""
+"""The tables of a diagnosis: trials, first step by depth, claims, growth from block to block."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from lightning_norms.reports.console import number, spaced, with_deviation
-from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Facts, Fix, Look, Trial, Verdict
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Fix, Look, Trial, Verdict
 from lightning_norms.reports.diagnosis.mechanisms import bottom_over_top
 from lightning_norms.reports.table import Cell, Column, Table
 
@@ -62,13 +61,13 @@ def trials_table(diagnosis: Diagnosis) -> Table:
 
 def _trial_row(index: int, trials: Sequence[Trial], fix: Fix | None) -> list[str | Cell]:
     first, verdicts = trials[0], list(dict.fromkeys(trial.verdict for trial in trials))
-    ratio = bottom_over_top(first, -1)
+    ratio, end = bottom_over_top(first, -1), mean_end(trials)
     marks = " ".join(f"{MARKS.get(v, BAD).sign} {v.value}".replace(" ", "\u00a0") for v in verdicts)
     worst = next((v for v in verdicts if v not in MARKS), verdicts[-1])
     return [
         Cell(f"{index} {first.name}", note=first.change or "nothing is changed", brief=first.name),
         Cell(marks, MARKS.get(worst, BAD).tone, brief="/".join(v.value for v in verdicts)),
-        end_loss([trial.end_loss for trial in trials if trial.end_loss is not None]),
+        "-" if end is None else f"{end:.3f}",
         "" if fix is None else "-" if fix.gain is None else with_deviation(fix.gain, fix.spread, signed=True),
         "-" if ratio is None else number(ratio),
         "/".join(dict.fromkeys(str(len(trial.losses)) for trial in trials)),
@@ -76,9 +75,10 @@ def _trial_row(index: int, trials: Sequence[Trial], fix: Fix | None) -> list[str
     ]
 
 
-def end_loss(losses: Sequence[float]) -> str:
-    """Mean over seeds."""
-    return f"{fmean(losses):.3f}" if losses else "-"
+def mean_end(trials: Iterable[Trial]) -> float | None:
+    """Mean end loss of those that have one."""
+    losses = [trial.end_loss for trial in trials if trial.end_loss is not None]
+    return fmean(losses) if losses else None
 
 
 def look_table(look: Look) -> Table:
@@ -125,23 +125,3 @@ def growths_table(look: Look) -> Table:
         for growth in look.growths
     ]
     return Table("Growth by depth", (Column("from one block to the next"), *columns), rows)
-
-
-def facts_table(facts: Facts) -> Table:
-    """The run as it was configured."""
-    blocks = ", ".join(f"{label.rstrip('.')} {count}".strip() for label, count in facts.blocks.items())
-    rows = (
-        ("module", facts.module),
-        ("parameters", f"{facts.parameters:,}, of them {facts.trainable:,} trainable"),
-        ("blocks", blocks or "none found"),
-        ("optimizer", facts.optimizer + ("" if facts.beta2 is None else f", beta2 {facts.beta2:g}")),
-        ("learning rate", f"{facts.learning_rate:g}" if math.isfinite(facts.learning_rate) else "none"),
-        ("scheduler", facts.scheduler or "none"),
-        ("warmup", "none" if facts.warmup_steps is None else f"{facts.warmup_steps} steps"),
-        ("steps of the run", "unlimited" if facts.total_steps is None else str(facts.total_steps)),
-        ("precision, ranks, accumulation", f"{facts.precision or '-'}, {facts.ranks}, {facts.accumulate}"),
-        ("optimization", "manual" if facts.manual else "automatic"),
-        ("callbacks in the trials", ", ".join(facts.callbacks) or "none"),
-        ("callbacks left out", ", ".join(facts.left_out) or "none"),
-    )
-    return Table("The run", (Column("fact"), Column("")), rows)

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from lightning_norms.reports.comparison.console import RULE, comparison_csv, comparison_text
+from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
 from lightning_norms.reports.comparison.exponents import exponents, slope
-from lightning_norms.reports.comparison.figures import map_plots, score_plots
+from lightning_norms.reports.comparison.figures import score_plots
 from lightning_norms.reports.comparison.page import comparison_page, results
+from lightning_norms.reports.comparison.tables import RULE, map_tables
 
 SEEDS = (1337, 1338, 1339)
 
@@ -167,21 +168,18 @@ def test_a_map_has_a_cell_a_pair():
     text = printed(comparison_text(found))
     assert re.search(r"pre +2\.020 +2\.040 +2\.080 +2\.160", text)
     assert re.search(r"pre +top +-0\.500 ± 0\.000 +-0\.5", text)
-    drawn = [(picture.title, texts(picture.svg)) for picture in map_plots(found)]
-    assert [title for title, _ in drawn] == ["code", "prose"]
-    labels = ["2", "4", "8", "16", "pre", "post"]
-    assert drawn[0][1] == [*labels, *("2.02", "2.04", "2.08", "2.16") * 2]
-    assert list(map_plots(planted())) == []
+    shades = [cell.shade for _, cell in next(next(map_tables(found)).cells())[1:]]
+    assert shades == sorted(set(shades))  # the larger the loss, the fuller the colour
+    assert "Pale is good" in comparison_page(found)
+    assert "Pale is good" not in comparison_page(planted())
 
 
-def test_a_cell_without_a_finished_run_is_grey():
+def test_a_cell_without_a_finished_run_is_a_dash():
     found = crossed({"pre": -0.5})
-    assert all("lightgrey" not in str(picture.svg) and "#d3d3d3" not in picture.svg for picture in map_plots(found))
-    first = tuple(replace(each, failure="no") if each.variant == "pre, blocks 2" else each for each in found.runs)
-    picture = next(map_plots(replace(found, runs=first)))
-    assert "#d3d3d3" in picture.svg
-    assert "pre, 2: " not in picture.svg
-    assert "pre, 4: 2.040." in picture.svg
+    runs = tuple(replace(each, failure="no") if each.variant == "pre, blocks 4" else each for each in found.runs)
+    cells = next(next(map_tables(replace(found, runs=runs))).cells())
+    assert [cell.text for _, cell in cells] == ["pre", "2.020", "-", "2.080", "2.160"]
+    assert cells[2][1].shade is None
 
 
 def test_beside_the_bars_names_that_differ_in_their_ends_stay_apart():
