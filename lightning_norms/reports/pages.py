@@ -20,12 +20,12 @@ def render(template: str, **context: Any) -> str:
         template: name of a file in ``reports/templates``.
         context: what the template shows.
     """
-    return printable(_environment().get_template(template).render(context))
+    return printable(environment().get_template(template).render(context))
 
 
 def stylesheet() -> str:
     """The one style sheet of all pages."""
-    return _environment().get_template("style.css").render()
+    return environment().get_template("style.css").render()
 
 
 def printable(text: str) -> str:
@@ -39,7 +39,8 @@ def printable(text: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates, with what they may call."""
     made = Environment(
         loader=PackageLoader("lightning_norms.reports"),
         autoescape=True,

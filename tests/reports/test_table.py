@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from lightning_norms.reports.pages import _environment
+from lightning_norms.reports.pages import environment
 from lightning_norms.reports.table import Cell, Column, Table
 
 COLUMNS = (Column("run [x]"), Column("loss", "number"), Column("end", "word"), Column("why", "text", only_page=True))
@@ -43,10 +43,10 @@ def test_markdown_has_every_column():
 
 
 def test_on_a_page_cells_are_escaped_named_and_coloured():
-    html = str(_environment().get_template("macros.html").module.table(TABLE))
+    html = str(environment().get_template("macros.html").module.table(TABLE))
     assert '<td class="number" data-label="loss">2.5</td>' in html
     assert '<b class="bad">✗ dies</b>' in html
     assert "it &lt;b&gt;" in html
     assert '<div class="soft">as it was</div>' in html
     assert '<td class="text" data-label="why"></td>' in html  # empty, so that a phone leaves it out
-    assert str(_environment().get_template("macros.html").module.table(Table("t", COLUMNS, []))).strip() == ""
+    assert str(environment().get_template("macros.html").module.table(Table("t", COLUMNS, []))).strip() == ""

@@ -46,7 +46,7 @@ def _score_plot(comparison: Comparison, score: str, values: dict[str, list[float
         axes.grid(axis="y", visible=False)
         if comparison.baseline in values:
             base = values[comparison.baseline]
-            axes.axvline(fmean(base), color=palette()["ink"], linewidth=1, linestyle=(0, (1, 3)))
+            axes.axvline(fmean(base), color=palette()["ink"], linewidth=1.5, linestyle=(0, (1, 2)))
             mean = spread(
                 next(row for row in comparison.rows() if row.variant == comparison.baseline).scores.get(score)
             )

@@ -88,7 +88,7 @@ def loss_plot(diagnosis: Diagnosis) -> Picture | None:
         axes.set(xlim=(0, max(max(len(trial.losses) for trial in trials) - 1, 1)), xlabel="optimizer step")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         for name, _, value in references:
-            axes.axhline(value, color=palette()["ink"], linewidth=1, linestyle=(0, (1, 3)))
+            axes.axhline(value, color=palette()["ink"], linewidth=1.5, linestyle=(0, (1, 2)))
             # Where the curves are not: low on the left, high on the right.
             x, side = (0.01, "left") if name == "constant" else (0.99, "right")
             axes.text(x, value, name, ha=side, va="bottom", transform=axes.get_yaxis_transform())
