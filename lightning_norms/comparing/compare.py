@@ -17,7 +17,6 @@ from lightning_norms.comparing.options import build_parser, make_launcher
 from lightning_norms.recipes.overlay import to_yaml
 from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.comparison.maps import map_tables
 from lightning_norms.reports.comparison.markdown import comparison_markdown
 from lightning_norms.reports.comparison.page import comparison_page
 
@@ -89,7 +88,7 @@ def _print(comparison: Comparison, folder: Path, form: str) -> None:
         print(_texts(comparison)[form], end="")
         return
     console = Console()
-    for part in (*map_tables(comparison), *comparison_text(comparison)):
+    for part in comparison_text(comparison):
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     places = f"\nPictures: {folder / 'comparison.html'}\nAll numbers: {folder / 'comparison.json'}"
     console.print(places, highlight=False, markup=False, soft_wrap=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-
 from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.reports.table import Column, Table
 
 
 def depth_table(profile: Profile, title: str, depths: int = 8, steps: int = 6) -> Table:
@@ -19,21 +17,20 @@ def depth_table(profile: Profile, title: str, depths: int = 8, steps: int = 6) -
         depths: number of blocks shown for each stack; everything outside the stacks is shown too.
         steps: number of optimizer steps shown, the first and the last among them.
     """
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, min_width=min(len(title), 78))
-    table.add_column("depth \\ step", no_wrap=True, overflow="ellipsis", max_width=24)
     columns = spaced(range(len(profile.steps)), steps)
-    for column in columns:
-        table.add_column(str(profile.steps[column]), justify="right", no_wrap=True)
-    blocks = {row for rows in profile.stacks().values() for row in rows}
-    chosen = {row for rows in profile.stacks().values() for row in spaced(rows, depths)}
-    for row in reversed(range(len(profile.groups))):
-        if row in chosen or row not in blocks:
-            table.add_row(profile.groups[row], *(number(profile.values[row][column]) for column in columns))
-    return table
+    titles = (Column("depth \\ step"), *(Column(str(profile.steps[column]), "number") for column in columns))
+    stacks = profile.stacks().values()
+    hidden = {row for rows in stacks for row in rows} - {row for rows in stacks for row in spaced(rows, depths)}
+    rows = [
+        (profile.groups[row], *(number(profile.values[row][column]) for column in columns))
+        for row in reversed(range(len(profile.groups)))
+        if row not in hidden
+    ]
+    return Table(title, titles, rows)
 
 
 def ratio_readings(profile: Profile, quantity: str) -> list[str]:
-    """One line a stack: how the bottom block stands to the top block at the first and at the last step.
+    """One line a stack: ratio of the bottom block to the top block at the first and at the last step.
 
     Example:
         >>> profile = Profile(("block_00", "block_01"), (0, 90), ((3.2, 1e-6), (1.0, 2.0)))
@@ -45,8 +42,8 @@ def ratio_readings(profile: Profile, quantity: str) -> list[str]:
         if len(rows) > 1 and profile.steps:
             bottom, top = profile.values[rows[0]], profile.values[rows[-1]]
             ends = [0, len(profile.steps) - 1][: len(profile.steps)]
-            seen = [f"{_ratio(bottom[end], top[end])} at step {profile.steps[end]}" for end in ends]
-            lines.append(f"{label.rstrip('.')} bottom/top {quantity} ratio: {' -> '.join(seen)}".lstrip())
+            ratios = [f"{_ratio(bottom[end], top[end])} at step {profile.steps[end]}" for end in ends]
+            lines.append(f"{label.rstrip('.')} bottom/top {quantity} ratio: {' -> '.join(ratios)}".lstrip())
     return lines
 
 
@@ -72,6 +69,17 @@ def number(value: float) -> str:
     if value == 0 or value != value:
         return f"{value:.0f}"
     return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
+
+
+def with_deviation(mean: float, deviation: float | None, signed: bool = False) -> str:
+    """A mean with its standard deviation over seeds, if there is more than one seed.
+
+    Example:
+        >>> with_deviation(2.5, 0.05), with_deviation(2.5, None, signed=True)
+        ('2.500 ± 0.050', '+2.500')
+    """
+    shown = f"{mean:+.3f}" if signed else f"{mean:.3f}"
+    return shown if deviation is None else f"{shown} ± {deviation:.3f}"
 
 
 def _ratio(bottom: float, top: float) -> str:

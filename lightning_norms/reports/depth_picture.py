@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from lightning_norms.measuring.depth_history import Profile
+from lightning_norms.reports.console import spaced
 
 MOST_DECADES, FEWEST_DECADES = 12, 4
 ZERO, INFINITE, MISSING = "hotpink", "red", "lightgrey"
@@ -39,23 +40,74 @@ def depth_heat_map(profile: Profile, title: str, unit: str) -> Figure:
         title: what is shown.
         unit: label of the colour bar, with the unit.
     """
-    values = np.array(profile.values, dtype=np.float64).reshape(len(profile.groups), len(profile.steps))
     figure = Figure(figsize=(9.5, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    low, high = _limits(values)
-    colours = colormaps["viridis"].with_extremes(bad=MISSING, under=ZERO, over=INFINITE)
+    mesh = draw_depth_map(axes, profile, range(len(profile.steps) + 1), colour_limits([profile]))
+    figure.colorbar(mesh, ax=axes, label=unit, pad=0.02)
+    axes.set_title(title)
+    axes.tick_params(axis="y", labelsize=9)
+    axes.set_ylabel("depth (block, from the bottom up)")
+    axes.set_xlabel("optimizer step")
+    _label_steps(axes, profile.steps)
+    patches = [Patch(color=colour, label=label) for colour, label in strange_values(profile)]
+    if patches:
+        figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False)
+    return figure
+
+
+def draw_depth_map(
+    axes: Axes,
+    profile: Profile,
+    edges: Sequence[float],
+    limits: tuple[float, float],
+    shades: int = 256,
+    names: int = 12,
+) -> QuadMesh:
+    """Draw the values of a profile as colours, depth upwards, and name about a dozen depths.
+
+    Args:
+        axes: empty axes.
+        profile: values [groups][steps].
+        edges: where each step begins on the horizontal axis, and where the last one ends.
+        limits: lowest and highest value on the colour scale.
+        shades: number of colours.
+        names: how many blocks are named, over all stacks.
+    """
+    low, high = limits
+    values = _values(profile)
+    colours = colormaps["viridis"].resampled(shades).with_extremes(bad=MISSING, under=ZERO, over=INFINITE)
     # Outside the colour range means zero or infinite, so what is merely tiny is shown as the lowest colour.
     shown = np.select([values <= 0, np.isposinf(values)], [low / 10, high * 10], np.clip(values, low, high))
-    edges = _edges(profile)
-    columns = np.arange(len(profile.steps) + 1)
-    image = axes.pcolormesh(columns, edges, np.ma.masked_invalid(shown), norm=LogNorm(low, high), cmap=colours)
-    figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-    axes.set_title(title)
-    _label_depth(axes, profile, edges)
-    _label_steps(axes, profile.steps)
-    _explain(figure, values)
-    return figure
+    rows = _edges(profile)
+    mesh = axes.pcolormesh(edges, rows, np.ma.masked_invalid(shown), norm=LogNorm(low, high), cmap=colours)
+    _label_depth(axes, profile, rows, names)
+    return mesh
+
+
+def colour_limits(profiles: Iterable[Profile]) -> tuple[float, float]:
+    """Colour range: from the largest down to the least positive finite value, but 4 to 12 decades.
+
+    Four at the least, so that a calm run looks calm: its noise must not fill the colours of a dying one.
+    """
+    values = np.concatenate([_values(profile).ravel() for profile in profiles])
+    positive = values[np.isfinite(values) & (values > 0)]
+    if not positive.size:
+        return 0.1, 1.0
+    high = float(np.clip(positive.max(), 1e-60, 1e60))  # matplotlib's logarithms end at the ends of float64
+    low = float(np.clip(positive.min(), high * 10.0**-MOST_DECADES, high * 10.0**-FEWEST_DECADES))
+    return low, high
+
+
+def strange_values(profile: Profile) -> list[tuple[str, str]]:
+    """Colour and meaning of what is in the picture but not on its colour scale."""
+    values = _values(profile)
+    kinds = (
+        (ZERO, "exactly 0", values <= 0),
+        (INFINITE, "infinite", np.isposinf(values)),
+        (MISSING, "NaN or not measured", np.isnan(values)),
+    )
+    return [(colour, label) for colour, label, where in kinds if where.any()]
 
 
 def save_png(figure: Figure, path: Path) -> Path:
@@ -74,58 +126,31 @@ def pixels(figure: Figure) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rgba[:, :, :3])
 
 
-def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Colour range: from the largest down to the least positive finite value, but 4 to 12 decades.
-
-    Four at the least, so that a calm run looks calm: its noise must not fill the colours of a dying one.
-    """
-    good = values[np.isfinite(values) & (values > 0)]
-    if not good.size:
-        return 0.1, 1.0
-    high = float(np.clip(good.max(), 1e-60, 1e60))  # matplotlib's logarithms end at the ends of float64
-    low = float(np.clip(good.min(), high * 10.0**-MOST_DECADES, high * 10.0**-FEWEST_DECADES))
-    return low, high
+def _values(profile: Profile) -> NDArray[np.float64]:
+    return np.array(profile.values, dtype=np.float64).reshape(len(profile.groups), len(profile.steps))
 
 
 def _edges(profile: Profile) -> NDArray[np.float64]:
-    """Row borders: what is no block gets more height in a deep network, so that its name has room."""
+    """Row borders; in a deep network everything but blocks gets more height, so that its name has room."""
     blocks = {row for rows in profile.stacks().values() for row in rows}
     extra = max(1.0, len(profile.groups) / 24)
     return np.cumsum([0.0, *(1.0 if row in blocks else extra for row in range(len(profile.groups)))])
 
 
-def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64]) -> None:
-    """Name every group that is not a block, and about a dozen blocks of each stack."""
+def _label_depth(axes: Axes, profile: Profile, edges: NDArray[np.float64], names: int) -> None:
+    """Name every group that is not a block, and a few blocks of each stack."""
     stacks = profile.stacks()
     blocks = {row for rows in stacks.values() for row in rows}
     labels = {row: group for row, group in enumerate(profile.groups) if row not in blocks}
     for label, rows in stacks.items():
-        every = max(1, math.ceil(len(rows) / (12 / len(stacks))))
-        for i, row in enumerate(rows):
-            last = len(rows) - 1
-            if i == last or (i % every == 0 and last - i >= every / 2):
-                labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
-    axes.set_yticks([(edges[row] + edges[row + 1]) / 2 for row in labels], list(labels.values()), fontsize=9)
-    axes.set_ylabel("depth (block, from the bottom up)")
+        for row in spaced(rows, max(2, names // len(stacks))):
+            labels[row] = label + str(int(profile.groups[row].rpartition("_")[2]))
+    axes.set_yticks([(edges[row] + edges[row + 1]) / 2 for row in labels], list(labels.values()))
     for row in range(1, len(profile.groups)):
         if (row in blocks) != (row - 1 in blocks):
             axes.axhline(edges[row], color="white", linewidth=1.5)
 
 
 def _label_steps(axes: Axes, steps: Sequence[int]) -> None:
-    every, last = max(1, math.ceil(len(steps) / 10)), len(steps) - 1
-    shown = [i for i in range(len(steps)) if i == last or (i % every == 0 and last - i >= every / 2)]
+    shown = spaced(range(len(steps)), 11)
     axes.set_xticks([column + 0.5 for column in shown], [str(steps[column]) for column in shown])
-    axes.set_xlabel("optimizer step")
-
-
-def _explain(figure: Figure, values: NDArray[np.float64]) -> None:
-    """A legend for the colours that are not on the colour bar, if any of them is in the picture."""
-    kinds = (
-        (ZERO, "exactly 0", values <= 0),
-        (INFINITE, "infinite", np.isposinf(values)),
-        (MISSING, "NaN or not measured", np.isnan(values)),
-    )
-    patches = [Patch(color=colour, label=label) for colour, label, where in kinds if where.any()]
-    if patches:
-        figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False)

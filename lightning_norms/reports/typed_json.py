@@ -13,38 +13,38 @@ T = TypeVar("T")
 
 
 def as_plain(value: Any) -> Any:
-    """Frozen data as what JSON holds; a number that is not finite as text.
+    """Frozen dataclasses as JSON data; a number that is not finite becomes text.
 
     Example:
         >>> as_plain((1.5, float("nan"), None))
         [1.5, 'nan', None]
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: as_plain(getattr(value, each.name)) for each in fields(value)}
+        return {entry.name: as_plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
-        return {key: as_plain(each) for key, each in value.items()}
+        return {key: as_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [as_plain(each) for each in value]
+        return [as_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
 def as_typed(data: Any, kind: type[T]) -> T:
-    """``data`` as ``kind`` says; Any is left as it is."""
+    """Rebuild a value of type ``kind`` from JSON data; what is typed Any stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     result: Any = data
     if origin in (typing.Union, types.UnionType):
-        result = None if data is None else as_typed(data, next(each for each in arguments if each is not type(None)))
+        result = None if data is None else as_typed(data, next(a for a in arguments if a is not type(None)))
     elif origin is tuple:
-        result = tuple(as_typed(each, arguments[0]) for each in data)
+        result = tuple(as_typed(item, arguments[0]) for item in data)
     elif origin is dict:
-        result = {key: as_typed(each, arguments[1]) for key, each in data.items()}
+        result = {key: as_typed(item, arguments[1]) for key, item in data.items()}
     elif is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        result = kind(**{name: as_typed(each, hints[name]) for name, each in data.items()})
+        result = kind(**{name: as_typed(item, hints[name]) for name, item in data.items()})
     elif kind is float or (isinstance(kind, type) and issubclass(kind, Enum)):
         result = kind(data)  # type: ignore[call-arg]
     return typing.cast(T, result)

@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean, stdev
 
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom."""
+from lightning_norms.reports.statistics import t_quantile
 
 
 class Result(Enum):
-    """What a difference to the baseline is on one validation set."""
+    """What a difference to the baseline means on one validation set."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -31,7 +27,7 @@ class Result(Enum):
 
 
 class Verdict(Enum):
-    """What to do with a variant, by all validation sets."""
+    """What to do with a variant, given all validation sets."""
 
     KEEP = "keep"
     REVERT = "revert"
@@ -40,16 +36,19 @@ class Verdict(Enum):
     SAME = "the same"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """Variant minus baseline on one validation set, seed by seed: below 0 the variant is better.
 
     Attributes:
-        mean: of the paired differences.
+        variant: name of the variant.
+        score: name of the validation set.
+        mean: mean of the paired differences.
         low: lower end of the 95 % interval of that mean; None with one seed.
-        high: its upper end.
+        high: upper end of that interval.
         spread: the larger standard deviation over seeds, of the variant or of the baseline; None with one seed.
         seeds: number of pairs.
+        result: what the difference is.
     """
 
     variant: str
@@ -63,7 +62,7 @@ class Difference:
 
 
 def difference(variant: str, score: str, values: list[float], baseline: list[float]) -> Difference:
-    r"""Paired differences, their 95 % interval and what they are.
+    r"""The paired difference with its 95 % interval, and what it means.
 
     .. math:: \bar d \pm t_{0.975,\,n-1}\, s_d / \sqrt n
 
@@ -72,10 +71,10 @@ def difference(variant: str, score: str, values: list[float], baseline: list[flo
     One seed is never a result.
 
     Args:
-        variant: name.
+        variant: name of the variant.
         score: name of the validation set.
-        values: of the variant, one a seed.
-        baseline: of the baseline, for the same seeds in the same order.
+        values: scores of the variant, one a seed.
+        baseline: scores of the baseline, for the same seeds in the same order.
 
     Example:
         >>> difference("post", "code", [2.7, 2.76, 2.65], [2.5, 2.55, 2.45]).result
@@ -86,8 +85,10 @@ def difference(variant: str, score: str, values: list[float], baseline: list[flo
     gaps = [value - other for value, other in zip(values, baseline, strict=True)]
     count, mean = len(gaps), fmean(gaps)
     if count == 1:
-        return Difference(variant, score, mean, None, None, None, 1, Result.UNDECIDED)
-    half = _student(count - 1) * stdev(gaps) / math.sqrt(count)
+        return Difference(
+            variant=variant, score=score, mean=mean, low=None, high=None, spread=None, seeds=1, result=Result.UNDECIDED
+        )
+    half = t_quantile(count - 1) * stdev(gaps) / math.sqrt(count)
     spread = max(stdev(values), stdev(baseline))
     if not any(gaps):
         result = Result.SAME
@@ -95,7 +96,16 @@ def difference(variant: str, score: str, values: list[float], baseline: list[flo
         result = Result.BETTER if mean < 0 else Result.WORSE
     else:
         result = Result.UNDECIDED
-    return Difference(variant, score, mean, mean - half, mean + half, spread, count, result)
+    return Difference(
+        variant=variant,
+        score=score,
+        mean=mean,
+        low=mean - half,
+        high=mean + half,
+        spread=spread,
+        seeds=count,
+        result=result,
+    )
 
 
 def verdict(results: Collection[Result], whole: bool = True) -> Verdict:
@@ -119,7 +129,3 @@ def verdict(results: Collection[Result], whole: bool = True) -> Verdict:
     if better:
         return Verdict.KEEP if whole else Verdict.UNDECIDED
     return Verdict.SAME if set(results) == {Result.SAME} else Verdict.UNDECIDED
-
-
-def _student(freedom: int) -> float:
-    return STUDENT[min(freedom, len(STUDENT)) - 1]  # beyond 30 seeds a little too wide, never too narrow

@@ -1,58 +1,63 @@
-"""Pictures of a comparison as SVG: scores as bars, learning curves, gradients by depth."""
+"""Plots of a comparison: scores over seeds, learning curves, gradients by depth."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from xml.etree.ElementTree import Element
 
-from lightning_norms.reports.axes import Frame, Scale, line, log_limits, text, thinned, tick
-from lightning_norms.reports.comparison.console import spread
+from lightning_norms.reports import plots
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.elements import Content, element, figure
+from lightning_norms.reports.comparison.tables import spread
+from lightning_norms.reports.pages import printable
+from lightning_norms.reports.plots import Key, Line, Picture, line_of, palette, tick, to_svg
 
-COLOURS = 8
-"""Line colours of the page, ``s1`` to ``s8``; beyond, they begin again, dashed."""
-BAR = 22
-"""Height of a row of the bars, in pixels."""
+ROW = 22
+"""Height of a variant beside the scores, in pixels."""
 LONGEST = 26
-"""Letters of a name beside the bars; a longer one loses its middle."""
+"""Letters of a name beside the scores; a longer one loses its middle."""
+LETTER = 6.8
+"""Width of a letter in pixels."""
+SMOOTH = 20
+"""Most batches that a point of the training curve is a mean of; fewer in a short run."""
+Curve = tuple[Run, Sequence[tuple[float, float]]]
+"""A run with its (step, value)."""
 
 
-def score_figures(found: Comparison) -> Iterator[Element]:
-    """One plot a validation set: mean over seeds as a dot, standard deviation as a bar, each seed as a ring."""
-    for score in found.scores:
-        yield figure(score, _dots(found, score), _dots_caption(found, score))
+def score_plots(comparison: Comparison) -> Iterator[Picture]:
+    """One plot a validation set: the seeds of each variant as dots, an upright bar at their mean."""
+    for score in comparison.scores:
+        values = {name: list(comparison.values(name, score).values()) for name in comparison.titles}
+        yield _score_plot(comparison, score, {name: seeds for name, seeds in values.items() if seeds})
 
 
-def _dots(found: Comparison, score: str) -> Element:
-    runs = {name: [run for run in found.finished(name) if score in (run.scores or {})] for name in found.titles}
-    values = {name: [_of(run, score) for run in each] for name, each in runs.items()}
-    every = [value for each in values.values() for value in each]
-    pad = 0.08 * (max(every) - min(every)) or 0.05
-    names = [name for name in found.titles if values[name]]
-    letters = max(len(_shortened(name)) for name in names)
-    frame = Frame(height=len(names) * BAR + 44, left=max(60, round(6.3 * letters) + 8))
-    x = frame.x(min(every) - pad, max(every) + pad)
-    base = fmean(values[found.baseline]) if values[found.baseline] else None
-    bottom = frame.height - frame.bottom
-    content: list[Content] = list(_scale_below(frame, x, found.unit))
-    if base is not None:
-        content.append(element("line", x1=x(base), x2=x(base), y1=frame.top, y2=bottom, class_="reference"))
-    order = list(found.titles)
-    for at, name in enumerate(names):
-        content += _bar(values[name], name, order.index(name), frame.top + BAR * (at + 0.5), x)
-    meaning = f"{found.unit} on {score}. " + " ".join(f"{name} {fmean(values[name]):.3f}." for name in names)
-    return frame.picture(meaning, content)
-
-
-def _bar(values: list[float], name: str, index: int, y: float, x: Scale) -> Iterator[Element]:
-    mean, low, high = fmean(values), min(values), max(values)
-    yield text(x.start - 8, y + 4, _shortened(name), "end")
-    yield element("line", x1=x(low), x2=x(high), y1=y, y2=y, class_=_line(index))
-    yield from (element("circle", cx=x(value), cy=y, r=2.5, class_=f"{_line(index)} again") for value in values)
-    yield element("line", x1=x(mean), x2=x(mean), y1=y - 7, y2=y + 7, class_=f"{_line(index)} thick")
+def _score_plot(comparison: Comparison, score: str, values: dict[str, list[float]]) -> Picture:
+    every = [value for seeds in values.values() for value in seeds]
+    margin = 0.08 * (max(every) - min(every)) or 0.05
+    names = [_shortened(printable(name)) for name in values]
+    left = max(60, round(LETTER * max(map(len, names))) + 8)
+    order = list(comparison.titles)
+    caption = "Upright: mean over seeds; dots: the seeds. Further left is better."
+    meaning = " ".join(f"{name} {fmean(seeds):.3f}." for name, seeds in values.items())
+    with plots.plot(len(names) * ROW + 44, left) as axes:
+        axes.set(xlim=(min(every) - margin, max(every) + margin), ylim=(len(names) - 0.5, -0.5), xlabel=comparison.unit)
+        axes.set_yticks(range(len(names)), names)
+        axes.xaxis.set_major_formatter(tick)
+        axes.grid(axis="y", visible=False)
+        if comparison.baseline in values:
+            base = values[comparison.baseline]
+            axes.axvline(fmean(base), color=palette()["ink"], linewidth=1.5, linestyle=(0, (1, 2)))
+            mean = spread(
+                next(row for row in comparison.rows() if row.variant == comparison.baseline).scores.get(score)
+            )
+            caption += f" Dotted: mean of {comparison.baseline}, {mean}."
+        for at, (name, seeds) in enumerate(values.items()):
+            line = line_of(order.index(name))
+            colour = palette()[line.colour]
+            axes.hlines(at, min(seeds), max(seeds), color=colour, linewidth=1.6)
+            axes.vlines(fmean(seeds), at - 0.32, at + 0.32, color=colour, linewidth=2.3)
+            plots.draw_dots(axes, seeds, [at] * len(seeds), Line(line.colour, width=6, opacity=0.5))
+        return Picture(title=score, svg=to_svg(axes, f"{comparison.unit} on {score}. {meaning}"), caption=caption)
 
 
 def _shortened(name: str) -> str:
@@ -60,64 +65,39 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 11]}…{name[-10:]}"
 
 
-def _scale_below(frame: Frame, x: Scale, title: str) -> Iterator[Element]:
-    bottom = frame.height - frame.bottom
-    for value in x.ticks(4):
-        yield element("line", x1=x(value), x2=x(value), y1=frame.top, y2=bottom, class_="grid")
-        yield text(x(value), bottom + 15, tick(value), "middle")
-    yield text((x.start + x.end) / 2, frame.height - 4, title, "middle")
-
-
-def _dots_caption(found: Comparison, score: str) -> str:
-    rows = {row.variant: row for row in found.rows()}
-    base = rows[found.baseline].scores.get(score)
-    given = f" Dotted: mean of {found.baseline}, {spread(base)}." if base is not None else ""
-    return f"Upright: mean over seeds; rings: the seeds. Further left is better.{given}"
-
-
-def _of(run: Run, score: str) -> float:
-    return (run.scores or {})[score]
-
-
 # --- learning curves --------------------------------------------------------------------------------------------------
 
-FRAME = Frame(height=270)
-SMOOTH = 20
-"""Batches that a point of the training curve is a mean of, at most; a twentieth of a short run."""
 
-
-def curve_figures(found: Comparison) -> Iterator[Element]:
+def curve_plots(comparison: Comparison) -> Iterator[Picture]:
     """Training loss, and the score of every validation set, against steps; one line a seed."""
-    losses = [(run, _smooth(run.losses)) for run in found.runs if run.losses]
-    drawn = _curves(found, "Training loss, nats", [(run, _points(run, values)) for run, values in losses])
-    if drawn is not None:
-        width = max(_window(run.losses) for run, _ in losses)
-        yield figure("Training loss", drawn, f"Nats; each point is the mean of {width} batches. One line a seed.")
-    for score in found.scores:
-        points = [(run, [(p["step"], p[score]) for p in run.curve if score in p]) for run in found.runs]
-        several = [(run, line_) for run, line_ in points if len(line_) > 1]
-        drawn = _curves(found, f"{found.unit} on {score}", several)
-        if drawn is not None:
-            yield figure(f"{score} while training", drawn, f"{found.unit} at each validation. One line a seed.")
+    trained = [run for run in comparison.runs if run.losses]
+    losses = [(run, [(at * run.loss_stride, loss) for at, loss in enumerate(_smooth(run.losses))]) for run in trained]
+    width = max((_window(run.losses) for run in trained), default=1)
+    caption = f"Nats; each point is the mean of {width} batches. One line a seed."
+    yield from _curves(comparison, "Training loss", "Training loss, nats", caption, losses)
+    for score in comparison.scores:
+        points = [(run, [(p["step"], p[score]) for p in run.curve if score in p]) for run in comparison.runs]
+        several = [(run, curve) for run, curve in points if len(curve) > 1]
+        caption = f"{comparison.unit} at each validation. One line a seed."
+        yield from _curves(comparison, f"{score} while training", f"{comparison.unit} on {score}", caption, several)
 
 
-def _curves(found: Comparison, meaning: str, runs: Sequence[tuple[Run, list[tuple[float, float]]]]) -> Element | None:
-    values = [value for _, points in runs for _, value in points if math.isfinite(value)]
-    if not values:
-        return None
-    ends = [value for _, points in runs for _, value in points[-1:] if math.isfinite(value)]
-    firsts = [next((v for _, v in points if math.isfinite(v)), values[0]) for _, points in runs]
-    high = max([*firsts, *ends])
-    pad = 0.04 * (high - min(values)) or 0.05
-    y = FRAME.y(min(values) - pad, high + pad)
-    x = FRAME.x(0, max(at for _, points in runs for at, _ in points))
-    order = list(found.titles)
-    lines = [line(points, x, y, _line(order.index(run.variant))) for run, points in runs if points]
-    return FRAME.picture(f"{meaning}, by optimizer step.", FRAME.axes(x, y, "optimizer step"), lines)
-
-
-def _points(run: Run, losses: Sequence[float]) -> list[tuple[float, float]]:
-    return [(at * run.loss_stride, loss) for at, loss in thinned(losses)]
+def _curves(comparison: Comparison, title: str, meaning: str, caption: str, runs: Sequence[Curve]) -> Iterator[Picture]:
+    finite = [[value for _, value in points if math.isfinite(value)] for _, points in runs]
+    finite = [values for values in finite if values]
+    if not finite:
+        return
+    # A spike in the middle must not flatten everything else.
+    low, high = min(map(min, finite)), max(max(values[0], values[-1]) for values in finite)
+    margin = 0.04 * (high - low) or 0.05
+    order = list(comparison.titles)
+    with plots.plot(270) as axes:
+        axes.set(xlim=(0, max(points[-1][0] for _, points in runs) or 1), ylim=(low - margin, high + margin))
+        axes.set_xlabel("optimizer step")
+        axes.yaxis.set_major_formatter(tick)
+        for run, points in runs:
+            plots.draw_line(axes, points, line_of(order.index(run.variant)))
+        yield Picture(title=title, svg=to_svg(axes, f"{meaning}, by optimizer step."), caption=caption)
 
 
 def _window(values: Sequence[float]) -> int:
@@ -133,45 +113,23 @@ def _smooth(values: Sequence[float]) -> list[float]:
 # --- gradients by depth -----------------------------------------------------------------------------------------------
 
 
-def depth_figures(found: Comparison) -> Iterator[Element]:
-    """Gradient norm block by block, at the first and at the last step that was measured; the first seed."""
-    for name, title in (("gradient_first", "Gradient by depth, first step"), ("gradient_last", "the same, last step")):
-        profiles = []
-        for variant in found.titles:
-            run = next((run for run in found.runs if run.variant == variant and getattr(run, name)), None)
-            if run is not None:
-                profiles.append((variant, _blocks(getattr(run, name))))
-        drawn = _profiles(found, title, [(variant, values) for variant, values in profiles if len(values) > 1])
-        if drawn is not None:
-            yield figure(title, drawn, "L2 norm before clipping, by block from the bottom up; the first seed.")
+def depth_plots(comparison: Comparison) -> Iterator[Picture]:
+    """Gradient norm by block of the first seed that has it, at the first and at the last step that was measured."""
+    for name, when in (("gradient_first", "first step"), ("gradient_last", "last step")):
+        profiles: dict[str, list[float]] = {}
+        for run in comparison.runs:
+            blocks = [norm for group, norm in (getattr(run, name) or {}).items() if "block_" in group]
+            if len(blocks) > 1:
+                profiles.setdefault(run.variant, blocks)
+        title = f"Gradient by depth, {when}"
+        lines = [(line_of(i), profiles[variant]) for i, variant in enumerate(comparison.titles) if variant in profiles]
+        svg = plots.depth_plot(220, f"{title}.", lines)
+        if svg is not None:
+            caption = "L2 norm before clipping, by block from the bottom up; the first seed."
+            yield Picture(title=title, svg=svg, caption=caption)
 
 
-def _blocks(profile: dict[str, float]) -> list[float]:
-    return [value for group, value in profile.items() if "block_" in group]
-
-
-def _profiles(found: Comparison, title: str, profiles: Sequence[tuple[str, list[float]]]) -> Element | None:
-    limits = log_limits(value for _, values in profiles for value in values)
-    if limits is None:
-        return None
-    y = FRAME.y(*limits, log=True)
-    most = max(len(values) for _, values in profiles)
-    x = FRAME.x(0, most - 1)
-    order = list(found.titles)
-    marks = [mark for mark in x.ticks() if mark == int(mark)]
-    lines = [line(list(enumerate(values)), x, y, _line(order.index(name))) for name, values in profiles]
-    return FRAME.picture(f"{title}.", FRAME.axes(x, y, "block, from the bottom up", marks), lines)
-
-
-def legend(found: Comparison, drawn: Collection[str]) -> Element:
-    """Which line is which variant, of those that are drawn."""
-    items = []
-    for index, name in [(index, name) for index, name in enumerate(found.titles) if name in drawn]:
-        stroke = element("path", d="M0 5h26", class_=_line(index))
-        sample = element("svg", stroke, viewBox="0 0 26 10", width=26, height=10, aria_hidden="true", class_="sample")
-        items.append(element("li", sample, f" {name}"))
-    return element("ul", items, class_="legend")
-
-
-def _line(index: int) -> str:
-    return f"line s{1 + index % COLOURS}{' dashed' if index >= COLOURS else ''}"
+def keys(comparison: Comparison, attribute: str) -> list[Key]:
+    """The legend of the variants whose runs have the attribute that is drawn."""
+    drawn = {run.variant for run in comparison.runs if getattr(run, attribute)}
+    return [line_of(i).key(name) for i, name in enumerate(comparison.titles) if name in drawn]

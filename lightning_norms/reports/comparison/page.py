@@ -13,33 +13,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from xml.etree.ElementTree import Element
 
-from lightning_norms.reports.comparison.console import RULE, costs, gap, interval, spread
+from lightning_norms.reports.comparison import tables
 from lightning_norms.reports.comparison.data import Comparison
 from lightning_norms.reports.comparison.differences import Result, Verdict
-from lightning_norms.reports.comparison.figures import curve_figures, depth_figures, legend, score_figures
-from lightning_norms.reports.comparison.maps import exponents_table, map_figures
-from lightning_norms.reports.elements import Content, element, table
-from lightning_norms.reports.page import listed, page, pictures
-
-SPACED = ".wide + .pictures { margin-top: 16px; }"
-CLASSES: dict[Result | Verdict, str] = {
-    Result.BETTER: "good", Result.WORSE: "bad", Result.UNDECIDED: "open", Result.SAME: "soft",
-    Verdict.KEEP: "good", Verdict.REVERT: "bad", Verdict.MIXED: "open", Verdict.UNDECIDED: "open",
-    Verdict.SAME: "soft",
-}  # fmt: skip
-
 
 MEANINGS = {Verdict.KEEP: "better", Verdict.REVERT: "worse", Verdict.MIXED: "better here and worse there"}
-RESULTS = (Result.BETTER, Result.WORSE)
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> str:
     """The whole page.
 
     Args:
-        found: any comparison; parts that it does not have are left out.
+        comparison: any comparison; parts that it does not have are left out.
 
     Example:
         >>> from lightning_norms.reports.comparison.data import Run
@@ -48,90 +34,51 @@ def comparison_page(found: Comparison) -> str:
         >>> "it &lt;crashed&gt;" in page, "://" in page
         (True, False)
     """
-    return page(f"{found.name} - comparison", _top(found), _sections(found), SPACED)
+    from lightning_norms.reports.comparison import figures  # matplotlib and jinja2 take time to import
+    from lightning_norms.reports.pages import render
+
+    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in comparison.runs}))
+    finished = sum(run.finished for run in comparison.runs)
+    return render(
+        "comparison.html",
+        comparison=comparison,
+        facts=f"{len(comparison.titles)} variants, seeds {seeds}; {finished} of {len(comparison.runs)} runs",
+        results=list(results(comparison)),
+        missing=[f"{row.variant}, {reason}" for row in comparison.rows() for reason in row.failures],
+        scores=tables.scores_table(comparison),
+        score_plots=list(figures.score_plots(comparison)),
+        maps=list(tables.map_tables(comparison)),
+        exponents=tables.exponents_table(comparison),
+        differences=tables.differences_table(comparison),
+        rule=tables.RULE,
+        curves=list(figures.curve_plots(comparison)),
+        curve_keys=figures.keys(comparison, "losses"),
+        profiles=list(figures.depth_plots(comparison)),
+        profile_keys=figures.keys(comparison, "gradient_first"),
+        costs=tables.costs_table(comparison),
+    )
 
 
-def _sections(found: Comparison) -> Iterator[tuple[str, list[Content]]]:
-    missing = [f"{row.variant}, {reason}" for row in found.rows() for reason in row.failures]
-    yield "Missing", [listed("ul", missing)]
-    yield f"Scores, {found.unit}", [_scores(found), pictures(score_figures(found))]
-    yield "Map", [pictures(map_figures(found))]
-    yield "Gradient at the start against the axis", [exponents_table(found)]
-    yield f"Difference to {found.baseline}", [_differences(found)]
-    curves = pictures(curve_figures(found))
-    trained = {run.variant for run in found.runs if run.losses}
-    yield "Learning curves", [legend(found, trained) if curves is not None else None, curves]
-    profiles = pictures(depth_figures(found))
-    measured = {run.variant for run in found.runs if run.gradient_first}
-    yield "Gradient by depth", [legend(found, measured) if profiles is not None else None, profiles]
-    yield "Sizes and costs", [_costs(found)]
-
-
-def _top(found: Comparison) -> Element:
-    seeds = sorted({run.seed for run in found.runs})
-    finished = sum(run.finished for run in found.runs)
-    facts = f"{len(found.titles)} variants, seeds {', '.join(map(str, seeds))}; {finished} of {len(found.runs)} runs"
-    sentences = [element("p", sentence, class_="lead") for sentence in results(found)]
-    box = element("div", sentences, class_="verdict")
-    return element("header", element("p", facts, class_="kicker"), element("h1", found.name), box)
-
-
-def results(found: Comparison) -> Iterator[str]:
+def results(comparison: Comparison) -> Iterator[str]:
     """What to keep, what to revert and what is both, with the gaps; and how many variants are undecided."""
-    judged = {row.variant: row.verdict for row in found.rows() if row.verdict is not None}
-    for word, meaning in MEANINGS.items():
-        gaps = [f"{variant}: {_gaps(found, variant)}" for variant, verdict in judged.items() if verdict is word]
+    rows = [row for row in comparison.rows() if row.verdict is not None]
+    for verdict, meaning in MEANINGS.items():
+        gaps = [f"{row.variant}: {_gaps(comparison, row.variant)}" for row in rows if row.verdict is verdict]
         if gaps:
-            meant = f"{meaning} than {found.baseline}, in {found.unit}"
-            yield f"{word.value.capitalize()} ({meant}): {'; '.join(gaps)}."
-    undecided = [variant for variant, verdict in judged.items() if verdict is Verdict.UNDECIDED]
+            against = f"{meaning} than {comparison.baseline}, in {comparison.unit}"
+            yield f"{verdict.value.capitalize()} ({against}): {'; '.join(gaps)}."
+    undecided = [row for row in rows if row.verdict is Verdict.UNDECIDED]
     if undecided:
-        alone = any(each.seeds == 1 for each in found.differences())
-        why = "one seed is no result" if alone else "not shown to be more than what seeds alone make"
-        why += " or runs are missing" if any(row.failed for row in found.rows() if row.variant in undecided) else ""
-        yield f"Undecided: {len(undecided)} of {len(judged)} variants, {why}."
-    if not judged:
-        yield "There is nothing to hold against the baseline yet."
-
-
-def _gaps(found: Comparison, variant: str) -> str:
-    """Those that are results, in words."""
-    results = (each for each in found.differences() if each.variant == variant and each.result in RESULTS)
-    return ", ".join(f"{gap(each.mean)} on {each.score}" for each in results)
-
-
-def _scores(found: Comparison) -> Content:
-    said = any(row.title != row.variant for row in found.rows())  # not of the pairs of a map
-    rows = [
-        [
-            row.variant + (" (baseline)" if row.variant == found.baseline else ""),
-            *([row.title if row.title != row.variant else ""] if said else []),
-            *(spread(row.scores.get(score)) for score in found.scores),
-            f"{row.seeds} of {row.seeds + row.failed}",
-        ]
-        for row in found.rows()
-    ]
-    head = ["variant", *(["what it is"] if said else []), *found.scores, "seeds"]
-    return table(head, rows, numbers=range(1 + said, len(head)), texts=(1,) if said else ())
-
-
-def _differences(found: Comparison) -> Content:
-    verdicts = {row.variant: row.verdict for row in found.rows()}
-    rows: list[list[Content]] = [
-        [each.variant, each.score, gap(each.mean), interval(each), str(each.seeds), _word(each.result), _word(verdict)]
-        for each in found.differences()
-        if (verdict := verdicts[each.variant]) is not None
-    ]
+        single = any(gap.seeds == 1 for gap in comparison.differences())
+        why = "one seed is no result" if single else "not shown to be more than what seeds alone make"
+        why += " or runs are missing" if any(row.failed for row in undecided) else ""
+        yield f"Undecided: {len(undecided)} of {len(rows)} variants, {why}."
     if not rows:
-        return None
-    head = ("variant", "set", f"difference, {found.unit}", "95 % interval", "pairs", "result", "verdict")
-    return [table(head, rows, numbers=(2, 3, 4)), element("p", "Below 0 is better. " + RULE, class_="soft")]
+        yield "There is nothing to compare to the baseline yet."
 
 
-def _word(found: Result | Verdict) -> Element:
-    return element("b", found.value, class_=CLASSES[found])
-
-
-def _costs(found: Comparison) -> Content:
-    head = ("variant", "parameters", "KV cache of 4,096 positions in bf16, MiB", "s/step", "SpikeScore", "fallback")
-    return table(head, [[row.variant, *costs(row)] for row in found.rows()], numbers=range(1, 6))
+def _gaps(comparison: Comparison, variant: str) -> str:
+    """The gaps that are results, in words."""
+    decided = (Result.BETTER, Result.WORSE)
+    gaps = (gap for gap in comparison.differences() if gap.variant == variant and gap.result in decided)
+    return ", ".join(f"{tables.signed(gap.mean)} on {gap.score}" for gap in gaps)

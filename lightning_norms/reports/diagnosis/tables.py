@@ -1,125 +1,127 @@
-"""The tables of a diagnosis, as HTML."""
+"""The tables of a diagnosis: trials, first step by depth, claims, growth from block to block."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from xml.etree.ElementTree import Element
+from typing import NamedTuple
 
-from lightning_norms.reports.console import number
-from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Facts, Fix, Trial, Verdict
+from lightning_norms.reports.console import number, spaced, with_deviation
+from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Fix, Look, Trial, Verdict
 from lightning_norms.reports.diagnosis.mechanisms import bottom_over_top
-from lightning_norms.reports.elements import Content, element, table
+from lightning_norms.reports.table import Cell, Column, Table
 
-MARKS = {Verdict.TRAINS: ("✓", "good"), Verdict.UNDECIDED: ("?", "open")}
-"""Sign and colour of a verdict; all others are a cross."""
+LOOK_COLUMNS = {
+    "stream_rms": "stream\nRMS",
+    "block_change": "block\nchange",
+    "branch_ratio": "branch/\nstream",
+    "parameter_gradient": "gradient\n(weights)",
+    "stream_gradient": "gradient\n(stream)",
+    "first_update": "first\nupdate",
+}
 
 
-def trial_order(found: Diagnosis) -> list[str]:
+class Mark(NamedTuple):
+    """Sign and tone of a verdict."""
+
+    sign: str
+    tone: str
+
+
+MARKS = {Verdict.TRAINS: Mark("✓", "good"), Verdict.UNDECIDED: Mark("?", "open")}
+BAD = Mark("✗", "bad")
+CLAIM_MARKS = {
+    True: Cell("✓\u00a0holds", "good"),
+    False: Cell("✗\u00a0does\u00a0not\u00a0hold", "bad"),
+    None: Cell("?\u00a0not\u00a0decided", "open"),
+}
+
+
+def trial_order(diagnosis: Diagnosis) -> list[str]:
     """Names of the trials: as given is number 0, then the fixes in their order, then any other."""
-    return list(dict.fromkeys([AS_GIVEN, *(fix.name for fix in found.fixes), *(trial.name for trial in found.trials)]))
+    fixes, trials = (fix.name for fix in diagnosis.fixes), (trial.name for trial in diagnosis.trials)
+    return list(dict.fromkeys([AS_GIVEN, *fixes, *trials]))
 
 
-def trials_table(found: Diagnosis, order: Sequence[str]) -> Content:
-    """One row a change, with its number in ``order``, which the curves have too."""
-    head = ("trial", "verdict", "end loss", "gain", "bottom/top gradient", "steps", "why this verdict")
-    fixes = {fix.name: fix for fix in found.fixes}
-    rows = [
-        _trial_row(i, name, [trial for trial in found.trials if trial.name == name], fixes.get(name))
-        for i, name in enumerate(order)
-        if any(trial.name == name for trial in found.trials)
-    ]
-    return table(head, rows, numbers=(2, 3, 4, 5), texts=(0, 6))
-
-
-def _trial_row(index: int, name: str, runs: Sequence[Trial], fix: Fix | None) -> list[Content]:
-    ratio = bottom_over_top(runs[0], -1)
-    gain = (
-        ""
-        if fix is None or fix.gain is None
-        else f"{fix.gain:+.3f}" + ("" if fix.spread is None else f" ± {fix.spread:.3f}")
+def trials_table(diagnosis: Diagnosis) -> Table:
+    """One row a change, as given first, with the number that its curve has, too."""
+    titles = ("end loss", "gain", "bottom/top\ngradient", "steps")
+    columns = (
+        Column("trial", "text"),
+        Column("verdict", "word"),
+        *(Column(title, "number") for title in titles),
+        Column("why this verdict", "text", only_page=True),
     )
+    fixes = {fix.name: fix for fix in diagnosis.fixes}
+    runs = {name: [t for t in diagnosis.trials if t.name == name] for name in trial_order(diagnosis)}
+    rows = [_trial_row(i, trials, fixes.get(name)) for i, (name, trials) in enumerate(runs.items()) if trials]
+    steps = diagnosis.trials[0].planned_steps if diagnosis.trials else 0
+    return Table(f"Short trials of {steps} steps, same batches", columns, rows)
+
+
+def _trial_row(index: int, trials: Sequence[Trial], fix: Fix | None) -> list[str | Cell]:
+    first, verdicts = trials[0], list(dict.fromkeys(trial.verdict for trial in trials))
+    ratio, end = bottom_over_top(first, -1), mean_end(trials)
+    marks = " ".join(f"{MARKS.get(v, BAD).sign} {v.value}".replace(" ", "\u00a0") for v in verdicts)
+    worst = next((v for v in verdicts if v not in MARKS), verdicts[-1])
     return [
-        [f"{index} {name}", element("div", runs[0].change or "nothing is changed", class_="soft")],
-        [[_badge(verdict), " "] for verdict in dict.fromkeys(trial.verdict for trial in runs)],
-        end_loss([trial.end_loss for trial in runs if trial.end_loss is not None]),
-        gain,
+        Cell(f"{index} {first.name}", note=first.change or "nothing is changed", brief=first.name),
+        Cell(marks, MARKS.get(worst, BAD).tone, brief="/".join(v.value for v in verdicts)),
+        "-" if end is None else f"{end:.3f}",
+        "" if fix is None else "-" if fix.gain is None else with_deviation(fix.gain, fix.spread, signed=True),
         "-" if ratio is None else number(ratio),
-        "/".join(dict.fromkeys(str(len(trial.losses)) for trial in runs)),
-        runs[0].reason,
+        "/".join(dict.fromkeys(str(len(trial.losses)) for trial in trials)),
+        first.reason,
     ]
 
 
-def _badge(verdict: Verdict) -> Element:
-    sign, colour = MARKS.get(verdict, ("✗", "bad"))
-    return element("b", f"{sign} {verdict.value}".replace(" ", "\u00a0"), class_=colour)
+def mean_end(trials: Iterable[Trial]) -> float | None:
+    """Mean end loss of those that have one."""
+    losses = [trial.end_loss for trial in trials if trial.end_loss is not None]
+    return fmean(losses) if losses else None
 
 
-def end_loss(losses: Sequence[float]) -> str:
-    """Mean over seeds."""
-    return f"{fmean(losses):.3f}" if losses else "-"
-
-
-def claims_table(found: Diagnosis) -> Content:
-    """Each popular sentence, whether it holds, and what was measured."""
-    words = {True: ("✓ holds", "good"), False: ("✗ does not hold", "bad"), None: ("? not decided", "open")}
+def look_table(look: Look) -> Table:
+    """A few blocks of every stack by what was measured at the first step, the top block first."""
+    profiles = {title: profile for name, title in LOOK_COLUMNS.items() if (profile := look.profile(name)) is not None}
+    values = [dict(zip(profile.groups, profile.values, strict=True)) for profile in profiles.values()]
+    groups = list(dict.fromkeys(group for column in values for group in column if "block_" in group))
     rows = [
-        (
-            claim.popular,
-            element("b", words[claim.holds][0].replace(" ", "\u00a0"), class_=words[claim.holds][1]),
-            claim.measured,
-        )
-        for claim in found.claims
+        (groups[i], *(number(column[groups[i]]) if groups[i] in column else "" for column in values))
+        for i in reversed(spaced(range(len(groups)), 6))
     ]
-    return table(("popular sentence", "here", "measured here"), rows, texts=(0, 2)) if rows else None
+    columns = (Column("depth"), *(Column(title, "number") for title in profiles))
+    return Table("At the first step, by depth", columns, rows)
 
 
-def growths_table(found: Diagnosis) -> Content:
-    """By how much each quantity grows from block to block."""
-    named = {profile.name: profile.meaning for profile in found.look.profiles}
-    rows = [
-        (
-            named.get(each.name, each.name.replace("_", " ")) + (f", {each.stack}" if each.stack else ""),
-            f"x {each.factor:.3f}",
-            f"{each.low:.3f} to {each.high:.3f}",
-            str(each.blocks),
-        )
-        for each in found.look.growths
-    ]
-    return table(("from one block to the next", "factor", "95 % interval", "blocks"), rows, (1, 2, 3)) if rows else None
-
-
-def parts_table(found: Diagnosis) -> Content:
+def parts_table(look: Look) -> Table:
     """Where there are no blocks, the quantities of what there is."""
-    flat = [profile for profile in found.look.profiles if not profile.of_blocks() and profile.name != "norm_input"]
-    groups = list(dict.fromkeys(group for profile in flat for group in profile.groups))
+    flat = [profile for profile in look.profiles if not profile.of_blocks() and profile.name != "norm_input"]
     values = [dict(zip(profile.groups, profile.values, strict=True)) for profile in flat]
-    rows = [(group, *(number(each[group]) if group in each else "" for each in values)) for group in groups]
-    head = ("part", *(profile.name.replace("_", " ") for profile in flat))
-    return table(head, rows, range(1, len(head))) if rows else None
+    groups = dict.fromkeys(group for column in values for group in column)
+    rows = [(group, *(number(column[group]) if group in column else "" for column in values)) for group in groups]
+    columns = (Column("part"), *(Column(profile.name.replace("_", " "), "number") for profile in flat))
+    return Table("At the first step", columns, rows)
 
 
-def facts_table(facts: Facts) -> Content:
-    """The run as it was configured."""
-    blocks = ", ".join(f"{label.rstrip('.')} {count}".strip() for label, count in facts.blocks.items())
-    pairs = (
-        ("module", facts.module),
-        ("parameters", f"{facts.parameters:,}, of them {facts.trainable:,} trainable"),
-        ("blocks", blocks or "none found"),
-        ("optimizer", facts.optimizer + ("" if facts.beta2 is None else f", beta2 {facts.beta2:g}")),
-        ("learning rate", rate(facts) if math.isfinite(facts.learning_rate) else "none"),
-        ("scheduler", facts.scheduler or "none"),
-        ("warmup", "none" if facts.warmup_steps is None else f"{facts.warmup_steps} steps"),
-        ("steps of the run", "unlimited" if facts.total_steps is None else str(facts.total_steps)),
-        ("precision, ranks, accumulation", f"{facts.precision or '-'}, {facts.ranks}, {facts.accumulate}"),
-        ("optimization", "manual" if facts.manual else "automatic"),
-        ("callbacks in the trials", ", ".join(facts.callbacks) or "none"),
-        ("callbacks left out", ", ".join(facts.left_out) or "none"),
-    )
-    return table(("fact", ""), pairs)
+def claims_table(diagnosis: Diagnosis) -> Table:
+    """Each popular sentence, whether it holds, and what was measured."""
+    columns = (Column("popular sentence", "text"), Column("here"), Column("measured here", "text"))
+    rows = [(claim.popular, CLAIM_MARKS[claim.holds], claim.measured) for claim in diagnosis.claims]
+    return Table("Popular explanations", columns, rows)
 
 
-def rate(facts: Facts) -> str:
-    """The learning rate."""
-    return f"{facts.learning_rate:g}"
+def growths_table(look: Look) -> Table:
+    """The growth of each quantity from block to block."""
+    meanings = {profile.name: profile.meaning for profile in look.profiles}
+    columns = [Column(title, "number") for title in ("factor", "95 % interval", "blocks")]
+    rows = [
+        (
+            meanings.get(growth.name, growth.name.replace("_", " ")) + (f", {growth.stack}" if growth.stack else ""),
+            f"x {growth.factor:.3f}",
+            f"{growth.low:.3f} to {growth.high:.3f}",
+            str(growth.blocks),
+        )
+        for growth in look.growths
+    ]
+    return Table("Growth by depth", (Column("from one block to the next"), *columns), rows)

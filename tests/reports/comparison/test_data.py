@@ -8,8 +8,9 @@ from statistics import fmean, stdev
 import pytest
 
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.comparison.differences import STUDENT, Result, Verdict, difference, verdict
+from lightning_norms.reports.comparison.differences import Result, Verdict, difference, verdict
 from lightning_norms.reports.comparison.markdown import comparison_markdown
+from lightning_norms.reports.statistics import t_quantile
 
 SEEDS = (1337, 1338, 1339)
 NOISE = (0.05, -0.05, 0.0)  # standard deviation 0.05
@@ -109,7 +110,7 @@ def test_the_interval_covers_19_of_20(count):
     draw, inside = random.Random(count), 0
     for _ in range(4000):
         sample = [draw.gauss(0, 1) for _ in range(count)]
-        inside += abs(fmean(sample)) <= STUDENT[count - 2] * stdev(sample) / math.sqrt(count)
+        inside += abs(fmean(sample)) <= t_quantile(count - 1) * stdev(sample) / math.sqrt(count)
     assert inside / 4000 == pytest.approx(0.95, abs=0.012)
 
 

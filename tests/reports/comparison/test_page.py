@@ -5,16 +5,16 @@ import io
 import math
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from lightning_norms.reports.comparison.console import RULE, comparison_csv, comparison_text
+from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
-from lightning_norms.reports.comparison.figures import score_figures
-from lightning_norms.reports.comparison.maps import exponents, map_figures, map_tables, slope
+from lightning_norms.reports.comparison.exponents import exponents, slope
+from lightning_norms.reports.comparison.figures import score_plots
 from lightning_norms.reports.comparison.page import comparison_page, results
+from lightning_norms.reports.comparison.tables import RULE, map_tables
 
 SEEDS = (1337, 1338, 1339)
 
@@ -37,6 +37,10 @@ def planted():
     runs += [Run("broken", seed, "error " * 26) for seed in SEEDS]
     titles = dict.fromkeys((*NAMES, "broken"), "with [red]brackets[/] and quite some words")
     return Comparison("planted", NAMES[0], titles, tuple(runs))
+
+
+def texts(svg):
+    return re.findall("<text[^>]*>([^<]*)</text>", svg)
 
 
 def printed(parts):
@@ -74,8 +78,17 @@ def test_the_page_is_whole_and_loads_nothing():
     assert "default-src 'none'" in page
     said = "Revert (worse than pre, normal, in bits/byte): post, Xavier + rescale: +0.300 on code, +0.300 on prose; "
     assert said in page
-    for title in ("Scores, bits/byte", "Difference to pre, normal", "Learning curves", "Gradient by depth", "Missing"):
-        assert f"<h2>{title}</h2>" in page
+    titles = (
+        "Missing",
+        "Scores",
+        "Difference to pre, normal",
+        "Learning curves",
+        "Gradient by depth",
+        "Sizes and costs",
+    )
+    assert [heading.partition(", bits")[0].partition(" (")[0] for heading in re.findall("<h2>(.*)</h2>", page)] == [
+        *titles
+    ]
     assert page.count("<svg") >= 6
     assert "attention residuals [x]" in page
 
@@ -112,7 +125,7 @@ def test_a_run_that_diverged_is_drawn_and_counted_as_missing(score):
 
 def test_nothing_finished_is_a_page_too():
     found = Comparison("none", "pre", {"pre": "pre", "post": "post"}, (Run("pre", 1, "no"), Run("post", 1, "no")))
-    assert "There is nothing to hold against the baseline yet." in comparison_page(found)
+    assert "There is nothing to compare to the baseline yet." in comparison_page(found)
     assert "pre, seed 1: no" in printed(comparison_text(found))
 
 
@@ -131,7 +144,7 @@ def crossed(powers):
     titles = {name: name for name in labels}
     published = {"pre": -0.5, "post": 0.0}
     return Comparison(
-        "x", "pre, blocks 2", titles, tuple(runs), "bits/byte", ("placement", "blocks"), labels, published
+        "x", "pre, blocks 2", titles, tuple(runs), axes=("placement", "blocks"), labels=labels, published=published
     )
 
 
@@ -152,13 +165,21 @@ def test_a_slope_needs_two_places():
 
 def test_a_map_has_a_cell_a_pair():
     found = crossed({"pre": -0.5, "post": 0.25})
-    text = printed(map_tables(found))
+    text = printed(comparison_text(found))
     assert re.search(r"pre +2\.020 +2\.040 +2\.080 +2\.160", text)
     assert re.search(r"pre +top +-0\.500 ± 0\.000 +-0\.5", text)
-    drawn = [ElementTree.tostring(each, encoding="unicode") for each in map_figures(found)]
-    assert len(drawn) == 2
-    assert drawn[0].count("<rect") == 8
-    assert list(map_figures(planted())) == []
+    shades = [cell.shade for _, cell in next(next(map_tables(found)).cells())[1:]]
+    assert shades == sorted(set(shades))  # the larger the loss, the fuller the colour
+    assert "Pale is good" in comparison_page(found)
+    assert "Pale is good" not in comparison_page(planted())
+
+
+def test_a_cell_without_a_finished_run_is_a_dash():
+    found = crossed({"pre": -0.5})
+    runs = tuple(replace(each, failure="no") if each.variant == "pre, blocks 4" else each for each in found.runs)
+    cells = next(next(map_tables(replace(found, runs=runs))).cells())
+    assert [cell.text for _, cell in cells] == ["pre", "2.020", "-", "2.080", "2.160"]
+    assert cells[2][1].shade is None
 
 
 def test_beside_the_bars_names_that_differ_in_their_ends_stay_apart():
@@ -169,6 +190,12 @@ def test_beside_the_bars_names_that_differ_in_their_ends_stay_apart():
         "a name of many words, ending in 2",
     )
     found = Comparison("long", names[0], dict(zip(names, names, strict=True)), tuple(run(n, 1, 2.5) for n in names))
-    labels = [each.text for each in next(iter(score_figures(found))).iter("text")]
+    labels = texts(next(score_plots(found)).svg)
     assert [*names[:2], "a name of many …nding in 1", "a name of many …nding in 2"] == labels[-4:]
-    assert "what it is" not in comparison_page(found)  # no title says more than the name
+
+
+def test_a_title_is_said_where_it_says_more_than_the_name():
+    text = printed(comparison_text(planted()))
+    assert "pre, normal *: with" in text
+    same = replace(planted(), titles={name: name for name in planted().titles})
+    assert "pre, normal *  " in printed(comparison_text(same))
