@@ -77,7 +77,7 @@ def noisy_ring(seed: int) -> Any:
 
 
 class Physics(Learner):
-    """u'' = -u on [0, 6] with u(0) = 0, u'(0) = 1: the loss is the residual of the equation, so backward is double."""
+    """u'' = -u on [0, 3] with u(0) = 0, u'(0) = 1: the loss is the residual of the equation, so backward is double."""
 
     @override
     def outputs(self, batch: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -68,15 +69,22 @@ def _judge(kind: Kind, seed: int, done: Run) -> tuple[str, Constant | None, floa
     if hasattr(module, "measure"):
         own, naive = module.measure()
         return judge_measure(own, naive), Constant(naive, naive), own
-    batches = list(islice(kind.data(seed + FRESH), 20))
+    batches = _late_batches(kind, seed + FRESH, len(done.losses))
     constant = best_constant(module, batches)
     with torch.no_grad():
         fresh = _mean([float(module.loss(module.outputs(batch), batch)) for batch in batches])
     return judge(done.losses, constant), constant, fresh
 
 
+def _late_batches(kind: Kind, seed: int, steps: int, count: int = 20) -> list[Any]:
+    """Batches of another seed from where the run ended, because the data of some kinds change on the way."""
+    loader = kind.data(seed)
+    start = max(0, steps - count) % len(loader)
+    return list(islice(cycle(loader), start, start + count))
+
+
 def _mean(losses: list[float]) -> float | None:
-    finite = [loss for loss in losses if loss == loss]
+    finite = [loss for loss in losses if math.isfinite(loss)]
     return mean(finite) if finite else None
 
 

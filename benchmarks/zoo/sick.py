@@ -185,7 +185,7 @@ KINDS = (
     dead("constant loss", classifier, "no gradient", loss=constant),
     dead("blocks detached", lambda: Detached(Transformer(2, symbols=2)), "no gradient in the blocks", parity),
     dead("30 convolutions without a norm", deep_cnn, "vanishing gradient", album),
-    dead("deep sigmoid MLP", lambda: mlp(16, *[32] * 8, 10, activation=nn.Sigmoid), "vanishing gradient"),
+    dead("deep sigmoid MLP", lambda: mlp(16, *[32] * 16, 10, activation=nn.Sigmoid), "vanishing gradient"),
     dead("labels shuffled", classifier, "no signal", shuffled),
     dead("ReLUs that are always off", never_on, "no gradient"),
     Kind("wrong sign of the loss", WrongSign, points, DEAD, "loss falls without end"),
