@@ -20,7 +20,7 @@ from transformers import (
 from typing_extensions import override
 
 from benchmarks.zoo.kinds import Kind, Learner, adam
-from benchmarks.zoo.language import cloze, sentences
+from benchmarks.zoo.language import cloze, second_half, sentences
 from benchmarks.zoo.losses import classes
 from benchmarks.zoo.nets import SYMBOLS, WIDTH
 from benchmarks.zoo.vision import album
@@ -54,11 +54,6 @@ class Conditional(nn.Module):
         source, target = tokens.split(8, 1)
         logits: Tensor = self.model(input_ids=source, decoder_input_ids=target).logits
         return logits
-
-
-def second_half(outputs: Tensor, batch: Any) -> Tensor:
-    """Cross-entropy of the decoder's half."""
-    return classes(outputs, (None, batch[1][:, 8:].contiguous()))
 
 
 def gpt2() -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 DIVERGED = "diverged"
 LAST = 50
@@ -38,8 +38,8 @@ def best_constant(learner: Any, batches: Sequence[Any], steps: int = 200) -> Con
         with torch.no_grad():
             shapes = [learner.outputs(batch) for batch in batches]
         constants = tree_map(_start, shapes[0])
-        free = [tensor for tensor in torch.utils._pytree.tree_leaves(constants) if tensor.requires_grad]
-        optimizer = torch.optim.Adam(free, lr=0.1)
+        leaves = tree_leaves(constants)
+        optimizer = torch.optim.Adam(leaves, lr=0.1)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
         for _ in range(steps):
             optimizer.zero_grad()

@@ -145,10 +145,10 @@ class Policy(Learner):
         action = torch.multinomial(logits.detach().exp(), 1)
         reward = (x @ self.best).gather(1, action) + torch.randn(len(x), 1)
         advantage = reward - reward.mean()
-        chosen = logits.gather(1, action)
+        log_share = logits.gather(1, action)
         if self.clipped:  # PPO's ratio, which is 1 here
-            return -((chosen - chosen.detach()).exp() * advantage / advantage.std()).mean()
-        return -(chosen * advantage).mean()
+            return -((log_share - log_share.detach()).exp() * advantage / advantage.std()).mean()
+        return -(log_share * advantage).mean()
 
     def measure(self) -> tuple[float, float]:
         """Reward that is missed, and what is missed at random."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, AdamW
+from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
@@ -156,8 +156,9 @@ def raised(name: str, network: Callable[[], nn.Module], loss: Any, rate: float, 
     """A healthy run whose learning rate is 20 or 300 times as high from step 150 on."""
 
     def kind(factor: int) -> Kind:
-        schedule = partial(LambdaLR, lr_lambda=Jump(factor))
-        build = lambda: Learner(network(), loss, adam(rate), schedule)  # noqa: E731
+        def build() -> Learner:
+            return Learner(network(), loss, adam(rate), partial(LambdaLR, lr_lambda=Jump(factor)))
+
         return Kind(f"{name}, rate x{factor} from step 150", build, data, DEAD, "divergence")
 
     return kind(20), kind(300)
@@ -191,14 +192,14 @@ KINDS = (
     Kind("wrong sign of the loss", WrongSign, points, DEAD, "loss falls without end"),
     dead("frozen but for the bias of the head", only_bias, "frozen"),
     dead("clipping at 1e-11", classifier, "clipping", trainer=lambda: {"gradient_clip_val": 1e-11}),
-    dead("weight decay 10", classifier, "weights shrink", optimizer=partial(AdamW, lr=1e-2, weight_decay=10.0)),
+    dead("weight decay 10", classifier, "weights shrink", optimizer=adam(1e-2, weight_decay=10.0)),
     dead("rate 1, beta2 0.5", classifier, "rate", optimizer=adam(1.0, betas=(0.9, 0.5))),
     dead("RNN that forgets", lambda: LastState(0.3, "tanh"), "vanishing gradient", first_symbol),
     dead("RNN that explodes", lambda: LastState(1.8, "relu"), "exploding gradient", first_symbol, optimizer=adam(3e-2)),
     dead("float16 overflow", Half, "overflow"),
-    dead("weights start 1e-4 too small", tiny_start, "vanishing gradient"),
-    *raised("decoder", lambda: Transformer(3), classes, 3e-3, clean),
-    *raised("MLP", classifier, classes, 3e-3, points),
-    *raised("CNN", lambda: plain_cnn(norm=False), classes, 3e-3, album),
-    *raised("LSTM", lambda: Recurrent(nn.LSTM), squares, 5e-3, series),
+    dead("weights start 1e-4 too small", tiny_start, "vanishing gradient", optimizer=partial(SGD, lr=0.1)),
+    *raised("decoder", lambda: Transformer(3), classes, 1e-2, clean),
+    *raised("MLP", classifier, classes, 2e-2, points),
+    *raised("CNN", lambda: plain_cnn(norm=False), classes, 1e-2, album),
+    *raised("LSTM", lambda: Recurrent(nn.LSTM), squares, 2e-2, series),
 )

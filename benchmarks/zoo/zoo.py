@@ -33,11 +33,9 @@ def select(names: Sequence[str] | None, kinds: Sequence[Kind] = ALL) -> list[Kin
     """
     if names is None:
         return list(kinds)
-    exact = {kind.name for kind in kinds}
-    chosen = [
-        kind for kind in kinds if any(kind.name == name or (name not in exact and name in kind.name) for name in names)
-    ]
+    all_names = {kind.name for kind in kinds}
     missing = [name for name in names if not any(name in kind.name for kind in kinds)]
     if missing:
-        raise ValueError(f"No kind is called {', '.join(missing)}. There are: {', '.join(sorted(exact))}.")
-    return chosen
+        raise ValueError(f"No kind is called {', '.join(missing)}. There are: {', '.join(sorted(all_names))}.")
+    exact, parts = [name for name in names if name in all_names], [name for name in names if name not in all_names]
+    return [kind for kind in kinds if kind.name in exact or any(part in kind.name for part in parts)]
