@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def gaussian(outputs: Tensor, batch: Any) -> Tensor:
     return (0.5 * ((batch[1] - mean) * torch.exp(-log_std)) ** 2 + log_std).mean()
 
 
-def triplets(outputs: tuple[Tensor, Tensor, Tensor], _: Any) -> Tensor:
+def triplets(outputs: Tensor, _: Any) -> Tensor:
     """Anchor, positive, negative; margin 1."""
     return F.triplet_margin_loss(*outputs)
 
@@ -102,7 +103,7 @@ def connectionist(outputs: Tensor, batch: Any) -> Tensor:
     return F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), batch[1], frames, lengths)
 
 
-def matching(outputs: tuple[Tensor, Tensor], _: Any) -> Tensor:
+def matching(outputs: Sequence[Tensor] | Tensor, _: Any) -> Tensor:
     """Contrastive loss of two views, both ways; temperature 0.1."""
     one, two = (F.normalize(view, dim=-1) for view in outputs)
     logits = one @ two.T / 0.1

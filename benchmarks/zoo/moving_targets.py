@@ -89,7 +89,7 @@ class Discriminator(Learner):
 
 
 class QLearner(Learner):
-    """DQN on a walk along ten places: bootstrapped targets from a network that is copied every 50 steps."""
+    """DQN on a walk along ten places: bootstrapped targets from a network that is copied every 25 steps."""
 
     def __init__(self) -> None:
         super().__init__(mlp(10, 32, 2), squares, adam(3e-3))
@@ -98,7 +98,7 @@ class QLearner(Learner):
     @override
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         place, action, reward, following, ends = batch
-        if self.global_step % 50 == 0:
+        if self.global_step % 25 == 0:
             self.target.load_state_dict(self.network.state_dict())
         future = self.target(F.one_hot(following, 10).float()).max(-1).values
         value = self.network(F.one_hot(place, 10).float()).gather(1, action.unsqueeze(1)).squeeze(1)

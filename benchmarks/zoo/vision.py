@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from benchmarks.zoo.kinds import Kind, Learner, adam, in_order, loader, slices
+from benchmarks.zoo.kinds import Kind, Learner, adam, generator, in_order, loader, slices
 from benchmarks.zoo.losses import classes, focal, matching, smoothed, triplets
 from benchmarks.zoo.nets import Block, Residual, mlp
 from benchmarks.zoo.tasks import pictures
@@ -149,17 +149,17 @@ def captioned(seed: int) -> Any:
 def views(seed: int) -> Any:
     """Two noisy views of each picture."""
     images, _ = pictures(seed, classes=64, noise=0.0)
-    noise = [0.5 * torch.randn(images.shape, generator=torch.Generator().manual_seed(seed + n)) for n in (1, 2)]
+    noise = [0.5 * torch.randn(images.shape, generator=generator(seed + n)) for n in (1, 2)]
     return in_order([((one, two),) for one, two in slices(images + noise[0], images + noise[1])])
 
 
 def triples(seed: int) -> Any:
     """Anchor, a picture of its class, one of another."""
     images, label = pictures(seed)
-    order = torch.argsort(label, stable=True)
-    images = images[order][: 10 * (len(images) // 10)].unflatten(0, (-1, 10)).transpose(0, 1).flatten(0, 1)
-    half = len(images) // 2
-    return in_order([(parts,) for parts in slices(images, images.roll(1, 0), images.roll(half, 0))])
+    images = images[torch.argsort(label)]
+    order = torch.randperm(len(images), generator=generator(seed))
+    parts = (images, images.roll(1, 0), images.roll(len(images) // 2, 0))
+    return in_order([(batch,) for batch in slices(*(part[order] for part in parts))])
 
 
 class SharedEncoder(nn.Module):
@@ -170,8 +170,8 @@ class SharedEncoder(nn.Module):
         self.encoder = nn.Sequential(nn.Flatten(), *mlp(64, 64, outputs))
 
     @override
-    def forward(self, images: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(self.encoder(image) for image in images)
+    def forward(self, images: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack([self.encoder(image) for image in images])
 
 
 class Turns(Learner):
