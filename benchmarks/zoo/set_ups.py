@@ -130,7 +130,7 @@ KINDS = (
         trainer=lambda: {"precision": "bf16-mixed"},
     ),
     on_points(
-        "accumulation of four batches", adam(3e-3), tag="accumulation", trainer=lambda: {"accumulate_grad_batches": 4}
+        "accumulation of two batches", adam(3e-3), tag="accumulation", trainer=lambda: {"accumulate_grad_batches": 2}
     ),
     Kind(
         "decoder, weight average",

@@ -81,7 +81,7 @@ def test_a_run_is_judged_by_the_constant_at_any_scale(end, outcome, factor):
 
 
 def test_losses_are_undivided_under_accumulation():
-    (kind,) = select(["accumulation of four batches"])
+    (kind,) = select(["accumulation of two batches"])
     assert run(kind, 0, 1).losses[0] == pytest.approx(2.3, abs=0.3)
 
 
