@@ -43,7 +43,8 @@ def command(arguments: list[str], check: Check) -> int:
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     _check_base(grid, folder, check)
-    with _Progress(grid, folder) as progress:
+    # Absolute, since jsonargparse changes the working folder while it reads a file.
+    with _Progress(grid, folder.absolute()) as progress:
         runner = GridRunner(
             grid=grid, folder=folder, jobs=options.jobs, check=check, launcher=launcher,
             on_start=progress.start, on_end=progress.end, on_wait=progress.wait,
