@@ -43,7 +43,8 @@ def as_typed(data: Any, kind: type[T]) -> T:
     elif origin is dict:
         result = {key: as_typed(item, arguments[1]) for key, item in data.items()}
     elif is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        # Python 3.10 refuses dataclasses.KW_ONLY, which is no type.
+        hints = typing.get_type_hints(kind, localns={"KW_ONLY": None})
         result = kind(**{name: as_typed(item, hints[name]) for name, item in data.items()})
     elif kind is float or (isinstance(kind, type) and issubclass(kind, Enum)):
         result = kind(data)  # type: ignore[call-arg]
