@@ -28,12 +28,12 @@ class Profile:
             >>> Profile(("embedding", "block_00", "block_01"), (0,), ((1.0,), (2.0,), (3.0,))).stacks()
             {'': (1, 2)}
         """
-        rows_by_label: dict[str, list[int]] = {}
+        rows: dict[str, tuple[int, ...]] = {}
         for row, group in enumerate(self.groups):
             label, block, number = group.rpartition("block_")
             if block and number.isdigit():
-                rows_by_label.setdefault(label, []).append(row)
-        return {label: tuple(rows) for label, rows in rows_by_label.items()}
+                rows[label] = (*rows.get(label, ()), row)
+        return rows
 
 
 @dataclass
@@ -41,13 +41,6 @@ class DepthHistory:
     """Rows of recorded steps; columns are logged keys such as ``grad_norm/block_00``.
 
     At ``limit`` rows every second row is dropped, so that a checkpoint of a long run stays small.
-
-    Example:
-        >>> history = DepthHistory()
-        >>> history.declare(["grad_norm/block_00", "grad_norm/total"])
-        >>> history.add(0, 0, {"grad_norm/block_00": 3.0, "grad_norm/total": 5.0})
-        >>> history.profile("grad_norm/").values
-        ((3.0,),)
     """
 
     limit: int = 1000
@@ -87,14 +80,9 @@ class DepthHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and one tensor [rows, columns]."""
+        lists = {name: list(getattr(self, name)) for name in ("columns", "steps", "logged_steps")}
         values = torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
-        return {
-            "columns": list(self.columns),
-            "steps": list(self.steps),
-            "logged_steps": list(self.logged_steps),
-            "values": values,
-            "measured": sorted(self.measured),
-        }
+        return {**lists, "values": values, "measured": sorted(self.measured)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the history of a :meth:`state_dict`."""
