@@ -116,11 +116,11 @@ class RunRecord(Callback):
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         self.history.read()
-        seconds = self.history.seconds.values
+        seconds, last = self.history.seconds.values, self.curve[-1] if self.curve else {}
         first_gradient, last_gradient = _gradients(trainer)
         cache = getattr(pl_module, "kv_cache_bytes", None)
         return {
-            "scores": {name: score for point in self.curve[-1:] for name, score in point.items() if name != "step"},
+            "scores": {name: score for name, score in last.items() if name != "step"},
             "steps": trainer.global_step,
             "parameters": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
             "seconds_per_step": statistics.median(seconds) if seconds else None,

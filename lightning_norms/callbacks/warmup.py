@@ -40,7 +40,6 @@ class Warmup(Callback):
             (``UntunedWarmup`` needs a beta2, which SGD lacks), or under DeepSpeed.
 
     Example:
-        >>> from lightning.pytorch import Trainer
         >>> from lightning_norms.schedules import LinearWarmup
         >>> trainer = Trainer(callbacks=[Warmup(LinearWarmup(100))], logger=False, enable_checkpointing=False)
 
@@ -140,11 +139,9 @@ def _run(optimizer: Optimizer, total_steps: int | None) -> Run:
 
 
 def _total_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
-    """Optimizer steps of the whole run; None if it has no known end.
-
-    Only for ``on_train_start``: asked earlier, Lightning sets the data up before it has the state of a stateful loader.
-    """
+    """Optimizer steps of the whole run; None if it has no known end."""
     if pl_module.automatic_optimization:
+        # Not before on_train_start: Lightning would set the data up before it has the state of a stateful loader.
         total = trainer.estimated_stepping_batches
     else:  # max_steps counts the steps of all optimizers together
         total = trainer.max_steps if len(trainer.optimizers) == 1 else math.inf

@@ -22,12 +22,7 @@ class Profile:
     """[groups][steps]; NaN where a group was not measured at a step."""
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Rows of the blocks of each stack, lowest first; the key is what stands before ``block_``.
-
-        Example:
-            >>> Profile(("embedding", "block_00", "block_01"), (0,), ((1.0,), (2.0,), (3.0,))).stacks()
-            {'': (1, 2)}
-        """
+        """Rows of the blocks of each stack, lowest first; the key is what stands before ``block_``: ``encoder.``."""
         rows: dict[str, tuple[int, ...]] = {}
         for row, group in enumerate(self.groups):
             label, block, number = group.rpartition("block_")
@@ -38,10 +33,7 @@ class Profile:
 
 @dataclass
 class DepthHistory:
-    """Rows of recorded steps; columns are logged keys such as ``grad_norm/block_00``.
-
-    At ``limit`` rows every second row is dropped, so that a checkpoint of a long run stays small.
-    """
+    """Rows of recorded steps, every second one dropped at ``limit``; columns are keys such as ``grad_norm/head``."""
 
     limit: int = 1000
     columns: list[str] = field(default_factory=list)

@@ -15,17 +15,11 @@ from lightning_norms.metrics import GRAD_NORM, STREAM_RMS, UPDATE_RATIO, Key
 
 
 class MeasuredStep:
-    """Measurements of one optimizer step before they are summed over ranks.
+    """Measurements of one optimizer step, number ``count``, before they are summed over ranks.
 
-    Args:
-        norms: what measures the optimizer's parameters.
-        prefix: put before each group in the logged keys, to tell optimizers apart.
-        count: optimizer steps before this one.
-        scale: loss scale that the gradients still contain; None if they are unscaled.
-        with_update: whether to keep a copy of the weights until :meth:`finish`.
-
-    Attributes:
-        squares: this rank's squared norms [quantities, groups]: gradients and, after the step, weights and updates.
+    ``prefix`` stands before each group in the logged keys, to tell optimizers apart; ``scale`` is the loss scale that
+    the gradients still contain. ``squares`` are this rank's squared norms [quantities, groups]: gradients and, after
+    the step if ``with_update``, weights and updates.
     """
 
     def __init__(self, norms: GroupNorms, prefix: str, count: int, scale: Tensor | None, with_update: bool) -> None:

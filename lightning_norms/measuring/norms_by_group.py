@@ -23,9 +23,7 @@ class _Section:
 
 
 class GroupNorms:
-    r"""L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
-
-    .. math:: n_g = \sqrt{\textstyle\sum_{p \in g} \lVert t_p \rVert_2^2}
+    """L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
 
     One ``_foreach_norm`` per device and dtype over local shards in float32, one sum by group, and one all-reduce over
     all ranks (none when nothing is sharded).
@@ -34,9 +32,6 @@ class GroupNorms:
         parameters: the parameters, each once. Their gradients, updates or values are measured.
         groups: the group of each parameter.
         process_group: ranks that hold the rest of each parameter where the tensors do not say so (FSDP1).
-
-    Attributes:
-        is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
     """
 
     def __init__(
@@ -47,7 +42,7 @@ class GroupNorms:
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         numbers = [self.groups.index(group) for group in groups]
         pieces = [process_group.size() if process_group else _pieces(p) for p in self.parameters]
-        self.is_sharded = any(count > 1 for count in pieces)
+        self.is_sharded = any(count > 1 for count in pieces)  # else every rank has everything
         self._is_plain = len({(p.device, p.dtype) for p in self.parameters}) == 1 and not self.is_sharded
         self._sections: list[_Section] = []  # usually one
         for count in dict.fromkeys(pieces):

@@ -26,9 +26,7 @@ class TrainedParameters:
     def norms(self, optimizer: Optimizer, model: nn.Module | None = None) -> GroupNorms:
         """Norms of the parameters that ``optimizer`` trains now, lowest depth first; the same object until they change.
 
-        Args:
-            optimizer: the same one at every call.
-            model: ``module`` as the strategy has wrapped it.
+        ``optimizer`` is the same one at every call, ``model`` the module as the strategy has wrapped it.
         """
         owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = [(id(parameter), parameter.requires_grad) for parameter in owned]
