@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -34,26 +35,12 @@ class Factors:
 
     Get it with :func:`factors_of`. A step that a GradScaler skips is not taken and not counted.
 
-    Args:
-        optimizer: a torch optimizer, held by a weak reference.
-
     Attributes:
         clock: the step at which the factors are evaluated; set it to resume, or to start a warmup afresh.
         taken: steps really taken under these factors; only ever rises.
 
     Raises:
         TypeError: if this is no torch optimizer, or a group has no learning rate that can be multiplied.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> optimizer = torch.optim.SGD([weight], lr=0.5)
-        >>> factors = factors_of(optimizer)
-        >>> factors.set("warmup", lambda step: (step + 1) / 2)
-        >>> weight.grad = torch.ones(1)
-        >>> optimizer.step()
-        >>> factors.used(), optimizer.param_groups[0]["lr"], weight.item()
-        ([0.25], 0.5, 0.75)
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -73,12 +60,7 @@ class Factors:
         )
 
     def set(self, name: str, factor: Callable[[int], float]) -> None:
-        """Add the factor ``name`` or replace it; in the middle of a step it already counts for that step.
-
-        Args:
-            name: what the factor belongs to, for instance "warmup".
-            factor: clock -> factor. A closure over a number works too; call :meth:`refresh` after changing the number.
-        """
+        """Add the factor ``name``, clock -> factor, or replace it; in the middle of a step it counts for that step."""
         self._by_name[name] = factor
         self.refresh()
 
@@ -123,18 +105,11 @@ class Factors:
             self.show()
 
     def cancel_step(self, cancel: bool = True) -> None:
-        """Do not count the step in progress: its gradients were removed, so that nothing moves.
-
-        Args:
-            cancel: False takes this back, for a step that never began.
-        """
+        """Do not count the step in progress, whose gradients were removed; False takes this back."""
         self._cancelled = cancel
 
     def used(self) -> list[float]:
-        """Effective learning rate of the last step that was taken, by group; empty before the first one.
-
-        Copies from the device only for a learning rate that is a tensor.
-        """
+        """Effective learning rate of the last step that was taken, by group; empty before the first one."""
         return [float(rate) for rate in self._used]
 
     def _restore(self) -> None:
@@ -161,10 +136,9 @@ class Factors:
 
     def _after_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         # A checkpoint made inside a step (in fp32 all of training_step is inside one) holds the scheduler's lr too.
-        for scaled in self._scaled:
-            for saved in state_dict["param_groups"]:
-                if saved["lr"] is scaled.effective:
-                    saved["lr"] = scaled.scheduled
+        for scaled, saved in product(self._scaled, state_dict["param_groups"]):
+            if saved["lr"] is scaled.effective:
+                saved["lr"] = scaled.scheduled
 
     def _after_load_state_dict(self, optimizer: Optimizer) -> None:
         # The groups are new dicts that hold the loaded, unscaled lr: there is nothing to restore in the old ones.
@@ -206,11 +180,7 @@ _FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDiction
 
 
 def factors_of(optimizer: Any) -> Factors:
-    """The one :class:`Factors` of an optimizer, made on first use.
-
-    Args:
-        optimizer: a torch optimizer, or Lightning's wrapper around one.
-    """
+    """The one :class:`Factors` of a torch optimizer, or of Lightning's wrapper around one; made on first use."""
     inner = _unwrap(optimizer)
     if inner not in _FACTORS:
         _FACTORS[inner] = Factors(inner)
@@ -218,11 +188,10 @@ def factors_of(optimizer: Any) -> Factors:
 
 
 def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
-    """Learning rates of the last steps under their logged keys: see :data:`metrics.EFFECTIVE_LEARNING_RATE`.
+    """Learning rates of the last steps of all optimizers of a run under their logged keys.
 
-    Args:
-        optimizers: all optimizers of the run. A group is called by its "name", or else by its number "0", "1", ...;
-            with several optimizers "optimizer1/0" is the first group of the second one.
+    A group is called by its "name", or else by its number "0", "1", ...; with several optimizers "optimizer1/0" is the
+    first group of the second one.
     """
     rates = {}
     for position, optimizer in enumerate(map(_unwrap, optimizers)):
@@ -238,12 +207,7 @@ def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
 def hide_after_monitor(trainer: Any, callback: Callback) -> HideFactors | None:
     """Insert a :class:`HideFactors` behind the last ``LearningRateMonitor`` that comes after ``callback``.
 
-    Args:
-        trainer: the Lightning Trainer.
-        callback: the one that will call :meth:`Factors.show` in ``on_train_batch_start``.
-
-    Returns:
-        The new callback, to be removed from the trainer after fit; None if no such monitor reads the learning rate.
+    Return it, to be removed from the trainer after fit; None if no such monitor reads the learning rate.
     """
     own = trainer.callbacks.index(callback)
     monitors = [i for i, c in enumerate(trainer.callbacks) if i > own and has_class_name(c, "LearningRateMonitor")]
@@ -259,11 +223,7 @@ def _unwrap(optimizer: Any) -> Any:
 
 
 def _was_skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer has skipped the step by itself.
-
-    A GradScaler that skips does not call other optimizers at all. Reading the flag costs a sync, but only in fused
-    fp16, where the scaler pays the same one for every other optimizer.
-    """
+    """Whether a fused optimizer has skipped the step by itself; a GradScaler does not call the others for a skip."""
     found_inf = getattr(optimizer, "found_inf", None)
     return found_inf is not None and bool(found_inf)
 

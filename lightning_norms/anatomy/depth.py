@@ -22,16 +22,11 @@ HEAD = re.compile(
 EMBEDDING = re.compile(r"emb|(^|\.)(entry|wte|wpe)(\.|$)|pos_|cls_token")
 EXIT = re.compile(r"(^|\.)exit(\.|$)")
 FINAL = re.compile(r"final|(^|[._])(ln|norm)_f([._]|$)")
-ROLES = ("embedding", "blocks", "final_norm", "head", "other")
+AFTER_BLOCKS = ("final_norm", "head", "other")
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, or like one (DyT): no children, and no parameter beyond a vector.
-
-    Example:
-        >>> is_norm(nn.RMSNorm(8)), is_norm(nn.Linear(8, 8)), is_norm(nn.GELU())
-        (True, False, False)
-    """
+    """Whether a module is a norm, or like one (DyT): no children, and no parameter beyond a vector."""
     parameters = list(module.parameters(recurse=False))
     if not parameters or any(True for child in module.children() for _ in child.parameters()):
         return False
@@ -44,19 +39,7 @@ def is_norm(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class DepthMap:
-    """The stacks of a module and, in depth order, the group of each of its parameters.
-
-    Example:
-        >>> net = nn.Sequential()
-        >>> net.tokens = nn.Embedding(5, 4)
-        >>> net.h = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(11))
-        >>> net.ln_f, net.lm_head = nn.LayerNorm(4), nn.Linear(4, 5)
-        >>> depth = DepthMap.of(net)
-        >>> depth.groups[:2], depth.groups[-3:]
-        (('embedding', 'block_00'), ('block_10', 'final_norm', 'head'))
-        >>> depth.group_of("h.10.linear1.weight"), depth.group_of("nowhere.weight")
-        ('block_10', 'other')
-    """
+    """The stacks of a module and, in depth order, the group of each of its parameters."""
 
     stacks: tuple[Stack, ...]
     groups: tuple[str, ...]
@@ -68,12 +51,21 @@ class DepthMap:
         stacks = find_stacks(module)
         by_name = {clean_name(name): _group(module, stacks, name) for name, _ in module.named_parameters()}
         used = set(by_name.values())
-        return cls(stacks, tuple(group for group in _order(stacks) if group in used), by_name)
+        return cls(stacks, tuple(group for group in dict.fromkeys(_order(stacks)) if group in used), by_name)
 
     def group_of(self, name: str) -> str:
         """The group of a parameter's (wrapped or clean) name; ``"other"`` for an unknown name."""
         name = clean_name(name)
         return self.by_name.get(name) or _block_of(self.stacks, name) or "other"
+
+
+def _order(stacks: Sequence[Stack]) -> Iterator[str]:
+    yield "embedding"
+    for stack in stacks:
+        yield join(stack.label, "embedding")
+        yield from stack.groups
+        yield from (join(stack.label, role) for role in AFTER_BLOCKS)
+    yield from AFTER_BLOCKS
 
 
 def _block_of(stacks: Sequence[Stack], name: str) -> str | None:
@@ -96,15 +88,15 @@ def _group(module: nn.Module, stacks: Sequence[Stack], raw_name: str) -> str:
 
 def _place(module: nn.Module, stacks: Sequence[Stack], owner: str) -> str:
     """Where a module stands: ``before`` the stacks or ``after`` them; empty around, inside or between them."""
-    around = not owner or any(stack.path == owner or stack.path.startswith(owner + ".") for stack in stacks)
-    between_stages = any(owner.startswith(stack.path + ".") for stack in stacks)
-    if not stacks or around or between_stages:
+    if not owner or not stacks:
+        return ""
+    paths = [stack.path for stack in stacks]
+    if any(f"{path}.".startswith(f"{owner}.") or owner.startswith(f"{path}.") for path in paths):
         return ""
     order = [clean_name(name) for name, _ in module.named_modules()]
-    where = order.index(owner)
-    if where < order.index(stacks[0].path):
+    if order.index(owner) < order.index(paths[0]):
         return "before"
-    return "after" if where > order.index(stacks[-1].path) else ""
+    return "after" if order.index(owner) > order.index(paths[-1]) else ""
 
 
 def _role(name: str, owner: nn.Module, place: str) -> str:
@@ -114,17 +106,5 @@ def _role(name: str, owner: nn.Module, place: str) -> str:
         return "embedding"
     if is_norm(owner) and FINAL.search(name.lower()):
         return "final_norm"  # OPT registers it before its blocks
-    if is_norm(owner) or EXIT.search(name):
-        return {"before": "embedding", "after": "final_norm"}.get(place, "other")
-    return {"before": "embedding", "after": "head"}.get(place, "other")
-
-
-def _order(stacks: Sequence[Stack]) -> Iterator[str]:
-    yield "embedding"
-    for stack in stacks:
-        for role in ROLES:
-            if role == "blocks":
-                yield from stack.groups
-            elif stack.label:
-                yield join(stack.label, role)
-    yield from ROLES[2:]
+    after = "final_norm" if is_norm(owner) or EXIT.search(name) else "head"
+    return {"before": "embedding", "after": after}.get(place, "other")

@@ -34,13 +34,10 @@ def _describe_stack(stack: Stack) -> list[str]:
     title = f"{stack.path}: {len(stack.blocks)} x {kinds}{applied};"
     sublayers = find_sublayers(first.module)
     if not sublayers:
-        return [f"{title} no sublayer recognised; matrices of {first.name}:", *_matrices(first.name, first.module)]
+        matrices = [(clean_name(name), p.shape) for name, p in first.module.named_parameters() if p.ndim > 1]
+        lines = [f"  {join(first.name, name)} {list(shape)}" for name, shape in matrices[:LISTED]]
+        more = [f"  ... and {len(matrices) - LISTED} more"] if len(matrices) > LISTED else []
+        return [f"{title} no sublayer recognised; matrices of {first.name}:", *lines, *more]
     readers = (", ".join(reader.name for reader in sublayer.readers) for sublayer in sublayers)
     lines = [f"  {s.kind}: {names} -> {s.writer.name}" for s, names in zip(sublayers, readers, strict=True)]
     return [f"{title} of {first.name}:", *lines]
-
-
-def _matrices(path: str, block: nn.Module) -> list[str]:
-    matrices = [(join(path, clean_name(name)), p) for name, p in block.named_parameters() if p.ndim > 1]
-    lines = [f"  {name} {list(p.shape)}" for name, p in matrices[:LISTED]]
-    return [*lines, *([f"  ... and {len(matrices) - LISTED} more"] if len(matrices) > LISTED else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_high
+from statistics import fmean, median_high
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +30,7 @@ class _Ratio:
 
 @torch.no_grad()
 def looks_trained(module: nn.Module) -> bool:
-    """Whether some norm's gain or bias is no longer one constant, as it is in every published init.
-
-    Example:
-        >>> norm = nn.LayerNorm(4)
-        >>> looks_trained(norm)
-        False
-        >>> norm.bias.data[0] = 1e-3
-        >>> looks_trained(norm)
-        True
-    """
+    """Whether some norm's gain or bias is no longer one constant, as it is in every published init."""
     constants = (
         to_full(parameter)
         for part in module.modules()
@@ -52,14 +43,10 @@ def looks_trained(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def already_scaled(matrices: Sequence[Matrix], rule: RescaleRule) -> bool:
-    """Whether the init already contains the rule's factor, as Hugging Face's GPT-2 does.
+    """Whether the init of ``matrices`` already contains the rule's factor, as Hugging Face's GPT-2 does.
 
     Compares every matrix with others in its block that the rule leaves alone (a fused value third with its query
     third): the ratio of their standard deviations is the factor if the init contains it, and 1 if not.
-
-    Args:
-        matrices: what the rule would scale.
-        rule: the rule whose factor is looked for.
     """
     scaled = {id(matrix.parameter) for matrix in matrices}
     # An init may scale the writers for a reason of its own, so for DeepNorm the value matrices are the better witness.
@@ -70,27 +57,26 @@ def already_scaled(matrices: Sequence[Matrix], rule: RescaleRule) -> bool:
     if not ratios:
         return False
     logs = [math.log(ratio.value) for ratio in ratios]
-    expected = [math.log(rule.gain(ratio.matrix.layer, ratio.matrix.layers)) for ratio in ratios]
-    miss = sum(abs(log - factor) for log, factor in zip(logs, expected, strict=True)) / len(logs)
-    distance = sum(abs(log) for log in logs) / len(logs)
-    return miss < min(0.15, 0.25 * distance)
+    factors = [math.log(rule.gain(ratio.matrix.layer, ratio.matrix.layers)) for ratio in ratios]
+    miss = fmean(abs(log - factor) for log, factor in zip(logs, factors, strict=True))
+    return miss < min(0.15, 0.25 * fmean(map(abs, logs)))
 
 
 def _ratio_to_peers(matrix: Matrix, scaled: set[int]) -> _Ratio | None:
-    if matrix.parameter.ndim != 2:
+    weight, fused = matrix.parameter, matrix.fused
+    if weight.ndim != 2:
         return None  # stacked experts; or a flat shard of FSDP1, which has no shape to go by
-    if matrix.fused:
-        spread = _spread(_part(matrix, matrix.fused.rows(VALUE)))
-        peers = [_part(matrix, matrix.fused.rows(QUERY if matrix.fused.sizes[QUERY] else KEY))]
-        same = peers
+    if fused:
+        spread = _spread(_take(matrix, fused.rows(VALUE)))
+        peers = same = [_take(matrix, fused.rows(QUERY if fused.sizes[QUERY] else KEY))]
     else:
-        spread, peers = _spread(matrix.parameter), _peers(matrix, scaled)
-        same = [peer for peer in peers if peer.shape == matrix.parameter.shape]
+        spread, peers = _spread(weight), _peers(matrix, scaled)
+        same = [peer for peer in peers if peer.shape == weight.shape]
     reference = median_high(map(_spread, same or peers)) if peers else 0.0
     return _Ratio(matrix, spread / reference, bool(same)) if spread > 0 and reference > 0 else None
 
 
-def _part(matrix: Matrix, rows: Tensor) -> Tensor:
+def _take(matrix: Matrix, rows: Tensor) -> Tensor:
     whole = to_full(matrix.parameter)
     return whole.index_select(output_dimension(matrix.owner), rows.to(whole.device))
 
@@ -98,12 +84,12 @@ def _part(matrix: Matrix, rows: Tensor) -> Tensor:
 def _peers(matrix: Matrix, scaled: set[int]) -> list[Tensor]:
     """Matrices of the same fan-in in the same block that are not to be scaled."""
     fan_in = matrix.parameter.shape[1 - output_dimension(matrix.owner)]
-    peers: list[Tensor] = []
-    for name, other in matrix.block.named_parameters():
-        owner = matrix.block.get_submodule(name.rpartition(".")[0])
-        if other.ndim == 2 and id(other) not in scaled and other.shape[1 - output_dimension(owner)] == fan_in:
-            peers.append(other)
-    return peers
+    return [
+        other
+        for owner in matrix.block.modules()
+        for other in owner.parameters(recurse=False)
+        if other.ndim == 2 and id(other) not in scaled and other.shape[1 - output_dimension(owner)] == fan_in
+    ]
 
 
 def _spread(matrix: Tensor) -> float:

@@ -2,10 +2,10 @@
 
 ::
 
-    thirds   [ q q q q | k k k k | v v v v ]      GPT-2, nn.MultiheadAttention, timm
-    by head  [ q k v | q k v | q k v | q k v ]    GPT-NeoX, BLOOM
-    grouped  [ q q q q | k | v ]                  Phi-3: fewer key and value heads
-    halves   [ k k k k | v v v v ]                cross-attention of GPT-2
+thirds   [ q q q q | k k k k | v v v v ]      GPT-2, nn.MultiheadAttention, timm
+by head  [ q k v | q k v | q k v | q k v ]    GPT-NeoX, BLOOM
+grouped  [ q q q q | k | v ]                  Phi-3: fewer key and value heads
+halves   [ k k k k | v v v v ]                cross-attention of GPT-2
 """
 
 from __future__ import annotations
@@ -28,18 +28,13 @@ QUERY, KEY, VALUE = range(3)
 
 @dataclass(frozen=True)
 class Fused:
-    """Sizes of query, key and value, and how often the three come one after the other.
-
-    Example:
-        >>> Fused(repeats=2, sizes=(1, 1, 1)).rows(VALUE).tolist()
-        [2, 5]
-    """
+    """Sizes of query, key and value, and how often the three come one after the other."""
 
     repeats: int
     sizes: tuple[int, int, int]
 
     def rows(self, part: int) -> Tensor:
-        """Output numbers that belong to ``QUERY``, ``KEY`` or ``VALUE``, rising."""
+        """Output numbers of ``QUERY``, ``KEY`` or ``VALUE``, rising."""
         once, start = sum(self.sizes), sum(self.sizes[:part])
         within = torch.arange(start, start + self.sizes[part])
         return (torch.arange(self.repeats)[:, None] * once + within).flatten()
@@ -66,27 +61,12 @@ FAMILIES: dict[str, Callable[[Any], Fused]] = {
 
 
 def is_fused(name: str) -> bool:
-    """Whether a matrix of this name holds a value part and other parts.
-
-    Example:
-        >>> is_fused("attn.c_attn.weight"), is_fused("attn.v_proj.weight")
-        (True, False)
-    """
+    """Whether a matrix of this name holds a value part and other parts."""
     return FUSED.search(name) is not None
 
 
 def layout_of(name: str, parameter: Tensor, owner: nn.Module, attention: nn.Module) -> Fused:
-    """The layout of a fused matrix.
-
-    Args:
-        name: name of the matrix, for the message.
-        parameter: the matrix; a flat shard of it (FSDP1) has no rows.
-        owner: the module that holds it.
-        attention: the module around the owner, whose class may be a known family.
-
-    Raises:
-        ValueError: the order is not known.
-    """
+    """The layout of a fused matrix that ``owner`` holds inside ``attention``; a ValueError if its order is unknown."""
     if parameter.ndim != 2:
         raise ValueError(f"{name} is a flat shard, in which the value part cannot be found: use FSDP2, or ddp.")
     family = FAMILIES.get(type(attention).__name__)

@@ -17,28 +17,25 @@ READER = re.compile(
     r"(_?[ab])?(_?(proj|projection|lin|linear|attn|layer|matrix|weight|proj_with_mqa|global))*$|^in_proj_weight$",
     re.IGNORECASE,
 )
-"""What reads a stream for attention: query, key, value, or several of them in one matrix."""
+"""Words for what reads a stream for attention: query, key, value, or several of them in one matrix."""
 ADAPTERS = re.compile(r"^(lora_|modules_to_save$|ia3_|oft_|hada_|lokr_|loha_)")
 EXPERTS_IN, EXPERTS_OUT = re.compile(r"gate_up_proj|up_proj|w1|w3|wi"), re.compile(r"down_proj|w2|wo")
 GENERIC = ("weight", "base_layer", "parametrizations", "original", "original0", "original1", "weight_g")
 """Parts of a parameter's name that no author of a network chose."""
 WIDTHS = (("in_features", "out_features"), ("nx", "nf"), ("in_channels", "out_channels"))
 """Attributes for what a module reads and gives: Linear, Hugging Face's Conv1D, convolutions."""
+WEIGHTS = ("parametrizations.weight.original0", "parametrizations.weight.original", "weight", "weight_g")
+"""The matrix of a Linear or Conv1D, or the magnitude of a weight-normed one, which scales it too."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One matrix inside a block."""
+    """One matrix inside a block, and the widths it maps: 0 if its owner does not say so (stacked experts)."""
 
     name: str
-    """Cleaned name of the parameter, from the block."""
     parameter: nn.Parameter
-    owner: nn.Module
-    """The module that holds the matrix."""
     inputs: int
-    """Width that it reads; 0 if the module does not say so (stacked experts)."""
     outputs: int
-    """Width that it gives."""
 
     @property
     def word(self) -> str:
@@ -66,12 +63,7 @@ def children_of(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def width_in_and_out(owner: nn.Module) -> tuple[int, int] | None:
-    """What a matrix's owner maps, by what it says of itself: under FSDP1 the shape of its shard says nothing.
-
-    Example:
-        >>> width_in_and_out(nn.Linear(3, 5))
-        (3, 5)
-    """
+    """What a matrix's owner maps, by what it says of itself: under FSDP1 the shape of its shard says nothing."""
     for names in WIDTHS:
         inputs, outputs = (getattr(owner, name, None) for name in names)
         if isinstance(inputs, int) and isinstance(outputs, int):
@@ -88,42 +80,29 @@ def refuses_scaling(owner: nn.Module) -> str | None:
 
 
 def _linear(module: nn.Module, path: str) -> Iterator[Projection]:
-    """The matrix of a Linear or Conv1D: its weight, or the magnitude of a weight-normed one, which scales it too."""
     widths = width_in_and_out(module)
-    if not widths:
-        return
-    parametrized: Any = getattr(module, "parametrizations", None)
-    if parametrized is not None and "weight" in parametrized:
-        name = "original0" if hasattr(parametrized.weight, "original0") else "original"
-        parameter = getattr(parametrized.weight, name)
-        yield Projection(join(path, f"parametrizations.weight.{name}"), parameter, module, *widths)
-        return
-    for name in ("weight", "weight_g"):  # the second is the older weight norm's
-        weight = module._parameters.get(name)
-        if weight is not None:
-            yield Projection(join(path, name), weight, module, *widths)
-            return
+    parameters = dict(module.named_parameters(remove_duplicate=False)) if widths else {}
+    name = next((name for name in WEIGHTS if name in parameters), None)
+    if widths and name:
+        yield Projection(join(path, name), parameters[name], *widths)
 
 
 def _packed_attention(module: nn.Module, path: str) -> Iterator[Projection]:
     """The in_proj_weight of nn.MultiheadAttention, or its three separate ones."""
     width = getattr(module, "embed_dim", None)
     if isinstance(module, nn.MultiheadAttention) and isinstance(width, int):
-        for name, inputs, outputs in (
-            ("in_proj_weight", width, 3 * width),
-            ("q_proj_weight", width, width),
-            ("k_proj_weight", module.kdim, width),
-            ("v_proj_weight", module.vdim, width),
-        ):
-            parameter = module._parameters.get(name)
+        inputs = {"in_proj": width, "q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
+        for name, reads in inputs.items():
+            parameter = module._parameters.get(f"{name}_weight")
             if parameter is not None:
-                yield Projection(join(path, name), parameter, module, inputs, outputs)
+                gives = 3 * width if name == "in_proj" else width
+                yield Projection(join(path, f"{name}_weight"), parameter, reads, gives)
 
 
 def _experts(module: nn.Module, path: str) -> Iterator[Projection]:
     """Experts stacked in one tensor [experts, ., .]: up and down by name, since their orientation differs by family."""
     stacked = {name: p for name, p in module._parameters.items() if p is not None and p.ndim == 3}
-    down = {name for name in stacked if EXPERTS_OUT.fullmatch(name)}
-    for name, parameter in stacked.items() if down else ():
-        if name in down or EXPERTS_IN.fullmatch(name):
-            yield Projection(join(path, name), parameter, module, 0, 0)
+    if any(EXPERTS_OUT.fullmatch(name) for name in stacked):
+        for name, parameter in stacked.items():
+            if EXPERTS_OUT.fullmatch(name) or EXPERTS_IN.fullmatch(name):
+                yield Projection(join(path, name), parameter, 0, 0)

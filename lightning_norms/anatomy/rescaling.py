@@ -13,33 +13,26 @@ MARK = "residual_rescaled"
 """Attribute of a module whose weights contain the factors."""
 
 
+def check_rule(owner: str, rule: object) -> None:
+    """Raise a TypeError for what is no rescale rule."""
+    if not isinstance(rule, RescaleRule):
+        raise TypeError(f"{owner}: rule must be a RescaleRule such as GPT2Rescale(), got {rule!r}")
+
+
 def matrices_of(
     rule: RescaleRule, module: nn.Module, pattern: str | None = None, value_pattern: str | None = None
 ) -> tuple[Matrix, ...]:
-    """Return the matrices that a rule scales: the residual writers, or the whole value path.
-
-    Args:
-        rule: the rule.
-        module: any module with a stack of blocks.
-        pattern: see :func:`lightning_norms.anatomy.writers.residual_writers`.
-        value_pattern: see :func:`lightning_norms.anatomy.writers.value_path`.
-
-    Raises:
-        ValueError: if nothing was found, or not the same in every block of a stack.
-    """
-    if rule.whole_value_path:
-        return value_path(module, pattern, value_pattern)
-    return residual_writers(module, pattern)
+    """The matrices that a rule scales: the residual writers, or the whole value path."""
+    return value_path(module, pattern, value_pattern) if rule.whole_value_path else residual_writers(module, pattern)
 
 
-def check_rule(owner: str, rule: object) -> None:
-    """Refuse what is no rescale rule.
-
-    Raises:
-        TypeError: names the owner and the value.
-    """
-    if not isinstance(rule, RescaleRule):
-        raise TypeError(f"{owner}: rule must be a RescaleRule such as GPT2Rescale(), got {rule!r}")
+def rescale(matrices: Sequence[Matrix], rule: RescaleRule) -> list[float]:
+    """Multiply the trainable ones of the matrices by the rule's factors; return the factors."""
+    trainable = [matrix for matrix in matrices if matrix.parameter.requires_grad]
+    factors = [rule.gain(matrix.layer, matrix.layers) for matrix in trainable]
+    for matrix, factor in zip(trainable, factors, strict=True):
+        scale_(matrix, factor)
+    return factors
 
 
 def is_rescaled(module: nn.Module) -> bool:
@@ -50,12 +43,3 @@ def is_rescaled(module: nn.Module) -> bool:
 def mark_rescaled(module: nn.Module) -> None:
     """Note on the module that its weights contain the factors."""
     setattr(module, MARK, True)
-
-
-def rescale(matrices: Sequence[Matrix], rule: RescaleRule) -> list[float]:
-    """Multiply the trainable ones of the matrices by the rule's factors; return the factors."""
-    trainable = [matrix for matrix in matrices if matrix.parameter.requires_grad]
-    factors = [rule.gain(matrix.layer, matrix.layers) for matrix in trainable]
-    for matrix, factor in zip(trainable, factors, strict=True):
-        scale_(matrix, factor)
-    return factors

@@ -14,19 +14,14 @@ from lightning_norms.anatomy.names import has_class_name
 
 
 def is_deepspeed(strategy: object) -> bool:
-    """Whether this is Lightning's ``DeepSpeedStrategy`` or a subclass; by name, so that nothing is imported for it.
-
-    DeepSpeed keeps copies of the weights and steps an optimizer of its own, without torch's step hooks. So a callback
-    that acts on gradients, weights or steps has no effect there, and must raise.
-    """
+    """Whether this is a ``DeepSpeedStrategy``: callbacks on gradients, weights or steps have no effect there."""
     return any("DeepSpeed" in parent.__name__ for parent in type(strategy).__mro__)
 
 
 def reshard(module: nn.Module) -> None:
     """Make the parameters of FSDP2 this rank's shards again, before they are read or written.
 
-    A forward without a backward (validation, profiling) leaves FSDP2's root unsharded: ``weight`` is then a temporary
-    copy, and what is written to it is lost.
+    After a forward without a backward, ``weight`` of its root is a temporary copy, and what is written to it is lost.
     """
     for part in module.modules():
         if has_class_name(part, "FSDPModule"):
@@ -34,50 +29,33 @@ def reshard(module: nn.Module) -> None:
 
 
 def is_flattened(model: nn.Module | None) -> bool:
-    """Whether FSDP1 (``FullyShardedDataParallel``) has put the weights into flat vectors: no matrix has rows there."""
+    """Whether FSDP1 has put the weights into flat vectors, where no matrix has rows."""
     return type(model).__name__ == "FullyShardedDataParallel"
 
 
 def weight_keeper(strategy: Any) -> str | None:
-    """Name of what keeps the weights where their rows cannot be written: DeepSpeed or FSDP1; None if nothing does."""
+    """What keeps the weights where their rows cannot be written, DeepSpeed or FSDP1; None if nothing does."""
     return "DeepSpeed" if is_deepspeed(strategy) else "FSDP1" if is_flattened(strategy.model) else None
 
 
 def parts_with(module: nn.Module, method: str) -> list[nn.Module]:
-    """The modules whose class has ``method``, each once.
-
-    A wrapper (checkpointing, compile, FSDP1) forwards every attribute to what it wraps, so asking the instance would
-    give the same part twice.
-
-    Example:
-        >>> class Clock(nn.Module):
-        ...     def after_step(self): pass
-        >>> len(parts_with(nn.Sequential(Clock(), nn.Linear(2, 2)), "after_step"))
-        1
-    """
+    """The modules whose class has ``method``: wrappers forward attributes, so their instances would count twice."""
     return [part for part in module.modules() if callable(getattr(type(part), method, None))]
 
 
 def sharding_group(model: nn.Module | None) -> dist.ProcessGroup | None:
-    """The ranks over which FSDP1 (``FullyShardedDataParallel``) shards ``model``; None for every other wrapper."""
-    if not is_flattened(model) or getattr(getattr(model, "sharding_strategy", None), "name", "") == "NO_SHARD":
-        return None
-    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
-    return group
+    """The ranks over which FSDP1 shards ``model``; None for every other wrapper."""
+    is_sharded = is_flattened(model) and getattr(getattr(model, "sharding_strategy", None), "name", "") != "NO_SHARD"
+    return getattr(model, "process_group", None) if is_sharded else None
 
 
 def sum_over_ranks(parts: Sequence[Tensor], strategy: Any) -> list[Tensor]:
-    """Sums of several tensors over all ranks, in one collective.
-
-    Args:
-        parts: tensors of any shapes, on one device and of one dtype; the same shapes on every rank.
-        strategy: the trainer's strategy, for ranks that ``torch.distributed`` does not know (XLA).
-    """
+    """Sums of tensors of one device and dtype over all ranks, in one collective; shapes are the same on every rank."""
     flat = torch.cat([part.flatten() for part in parts])
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(flat)  # not strategy.reduce, which waits at a barrier first: a second collective
     else:
-        flat = strategy.reduce(flat, reduce_op="sum")
+        flat = strategy.reduce(flat, reduce_op="sum")  # ranks that torch.distributed does not know (XLA)
     pieces = torch.split(flat, [part.numel() for part in parts])
     return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
@@ -102,7 +80,4 @@ def grad_scaler(trainer: Any) -> Any | None:
 def pending_scale(trainer: Any, optimizer: Optimizer) -> Tensor | None:
     """The loss scale that a fused optimizer takes out only inside its step; None when gradients are unscaled."""
     scaler = grad_scaler(trainer)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return None
-    scale: Tensor | None = scaler._scale
-    return scale
+    return scaler._scale if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -25,12 +24,10 @@ APPLICATIONS: dict[str, Callable[[Any], int]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """One of the repeated modules of a stack."""
+    """One of the repeated modules of a stack; ``index`` is its depth, the lowest one where it runs at several."""
 
     index: int
-    """Its depth; the lowest one where a block runs at several depths."""
     name: str
-    """Cleaned name, from the module that was searched."""
     module: nn.Module
 
 
@@ -39,11 +36,9 @@ class Stack:
     """Repeated blocks in depth order."""
 
     path: str
-    """Cleaned name of the list that holds the blocks."""
     label: str
     """Empty when the module has one stack, else what tells it from the others: ``"encoder"``."""
     blocks: tuple[Block, ...]
-    """Each block once, lowest first."""
     layers: int
     """Number of layers, L; more than there are blocks where blocks share their weights."""
     compiled: bool = False
@@ -60,13 +55,7 @@ class Stack:
 
     def group_of(self, name: str) -> str | None:
         """The group of the block that holds the parameter with this cleaned name; None outside of this stack."""
-        parts = name.split(".")
-        prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
-        return next((self._group_by_name[prefix] for prefix in prefixes if prefix in self._group_by_name), None)
-
-    @cached_property
-    def _group_by_name(self) -> dict[str, str]:
-        return {block.name: self.group(block.index) for block in self.blocks}
+        return next((self.group(block.index) for block in self.blocks if f"{name}.".startswith(f"{block.name}.")), None)
 
 
 def find_stacks(module: nn.Module) -> tuple[Stack, ...]:
@@ -94,11 +83,10 @@ def _stack(path: str, listed: Sequence[Block], owner: nn.Module, compiled: bool)
 
 def _listed(candidate: nn.Module, path: str) -> list[Block]:
     """The numbered children of a list of blocks, repeats among them; empty when ``candidate`` is no such list."""
-    if isinstance(candidate, ParametrizationList):
+    is_list = isinstance(candidate, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+    if not is_list or isinstance(candidate, ParametrizationList):
         return []
     if isinstance(candidate, nn.ModuleDict) and not all(key.isdigit() for key in candidate):
-        return []
-    if not isinstance(candidate, nn.ModuleList | nn.Sequential | nn.ModuleDict):
         return []
     numbered = [(key, child) for key, child in candidate._modules.items() if key.isdigit() and child is not None]
     inner = [unwrap(child) for _, child in numbered]
@@ -134,10 +122,8 @@ def _is_compiled(module: nn.Module, name: str) -> bool:
 
 def _labels(paths: Sequence[str]) -> list[str]:
     """The shortest path parts that tell the stacks apart; one stack needs none."""
-    if len(paths) < 2:
-        return [""] * len(paths)
     parts = [path.split(".") for path in paths]
-    while len({part[0] for part in parts}) == 1:
+    while len(parts) > 1 and len({part[0] for part in parts}) == 1:
         parts = [part[1:] for part in parts]
-    length = next(n for n in range(1, 99) if len({tuple(part[:n]) for part in parts}) == len(parts))
+    length = next(n for n in range(99) if len({tuple(part[:n]) for part in parts}) == len(parts))
     return [".".join(part[:length]) for part in parts]

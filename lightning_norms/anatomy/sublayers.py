@@ -25,25 +25,17 @@ OUTPUT = re.compile(r"(^|_)(o|out|output|proj|dense|c_proj|wo|projection)(_|$)|o
 
 @dataclass(frozen=True)
 class Sublayer:
-    """One residual branch of a block."""
+    """One residual branch of a block, whose ``writer`` gives what is added to the stream."""
 
     kind: str
     """``"attention"`` (something reads query, key or value) or ``"feed_forward"``."""
     writer: Projection
-    """Its output is added to the stream."""
     readers: tuple[Projection, ...]
     """Query, key and value matrices, or up and gate."""
 
 
 def find_sublayers(block: nn.Module) -> tuple[Sublayer, ...]:
-    """The sublayers of ``block`` in the order in which they were registered; empty where none is recognised.
-
-    Example:
-        >>> block = nn.TransformerDecoderLayer(8, 2, 16)
-        >>> [(sublayer.kind, sublayer.writer.name) for sublayer in find_sublayers(block)]
-        [('attention', 'self_attn.out_proj.weight'), ('attention', 'multihead_attn.out_proj.weight'),
-         ('feed_forward', 'linear2.weight')]
-    """
+    """The sublayers of ``block`` in the order in which they were registered; empty where none is recognised."""
     complete: list[Sublayer] = []
     _visit(unwrap(block), "", _width(unwrap(block), ""), complete)
     return tuple(complete)
@@ -82,7 +74,10 @@ def _attention(loose: Sequence[Projection], _: int) -> list[Sublayer]:
 
 def _feed_forwards(loose: Sequence[Projection], width: int) -> list[Sublayer]:
     """Every feed-forward whose matrices have met at this height of the tree."""
-    sublayers = _stacked_experts([matrix for matrix in loose if matrix.inputs == 0])
+    experts = [matrix for matrix in loose if matrix.inputs == 0]
+    downs = [matrix for matrix in experts if EXPERTS_OUT.fullmatch(matrix.word)]
+    ups = tuple(matrix for matrix in experts if matrix not in downs)
+    sublayers = [Sublayer("feed_forward", writer, ups) for writer in downs]
     rest = [matrix for matrix in loose if matrix.inputs > 0 and not matrix.reads]
     if rest and not any(matrix.outputs == width for matrix in rest):
         width = rest[0].inputs  # MLP-Mixer: the token-mixing MLP maps tokens, not features
@@ -92,12 +87,6 @@ def _feed_forwards(loose: Sequence[Projection], width: int) -> list[Sublayer]:
         ups = tuple(matrix for matrix in rest if matrix is not writer and _feeds(matrix, writer))
         sublayers.append(Sublayer("feed_forward", writer, ups))
     return sublayers
-
-
-def _stacked_experts(experts: Sequence[Projection]) -> list[Sublayer]:
-    writers = [matrix for matrix in experts if EXPERTS_OUT.fullmatch(matrix.word)]
-    ups = tuple(matrix for matrix in experts if matrix not in writers)
-    return [Sublayer("feed_forward", writer, ups) for writer in writers]
 
 
 def _is_fed(writer: Projection, rest: Sequence[Projection]) -> bool:

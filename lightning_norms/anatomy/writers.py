@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,20 +30,16 @@ VALUE_READER = re.compile(r"^(w_?|to_?|linear_?|lin_?)?(v|value|values)(_?(proj|
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight on the way into the residual stream, and where it stands in depth."""
+    """A weight on the way into the residual stream, and where it stands in depth: ``layer`` of ``layers``, from 1."""
 
     name: str
-    """Cleaned name of the parameter."""
     parameter: nn.Parameter
     owner: nn.Module
     """The module that holds it: a Linear, or Hugging Face's transposed Conv1D."""
     block: nn.Module
     stack: str
-    """Label of the stack, empty when there is one."""
     layer: int
-    """1-based."""
     layers: int
-    """L of its stack."""
     writer: bool
     """Whether its output is added to the stream; False for the rest of the value path."""
     fused: Fused | None = None
@@ -61,51 +58,31 @@ class _Selection:
     """Kinds of the sublayers; the same in every block that has no ``count``."""
 
 
-_Selector = Callable[[Block], _Selection]
-
-
 def residual_writers(module: nn.Module, pattern: str | None = None) -> tuple[Matrix, ...]:
-    r"""The matrices whose output is added to the residual stream: attention output and MLP down projection.
+    """The matrices whose output is added to the residual stream, each once, in depth order.
 
-    Args:
-        module: any module with a stack of blocks.
-        pattern: regular expression searched for in the cleaned parameter names inside the blocks, for instance
-            ``r"(o_proj|down_proj)\.weight"``. Without it: the ``writer`` that sublayers of a block name themselves,
-            else what the module tree and the shapes say (:func:`lightning_norms.anatomy.sublayers.find_sublayers`).
-
-    Returns:
-        Every matrix once, in depth order.
-
-    Raises:
-        ValueError: nothing matches, or not the same in every block of a stack.
-
-    Example:
-        >>> net = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 2, enable_nested_tensor=False)
-        >>> [matrix.name for matrix in residual_writers(net)][:2]
-        ['layers.0.self_attn.out_proj.weight', 'layers.0.linear2.weight']
+    ``pattern`` is a regular expression for their cleaned names. Without it they are the ``writer`` that sublayers of a
+    block name themselves, else what the module tree and the shapes say. A ValueError says that nothing matches, or not
+    the same in every block of a stack.
     """
-    select = _select_writers if pattern is None else _by_pattern(pattern, are_writers=True)
-    return _collect(module, select, pattern, "pattern")
+    if pattern is None:
+        return _collect(module, partial(_select, attribute="writer"), None, "pattern")
+    return _collect(module, partial(_match, pattern=pattern, are_writers=True), pattern, "pattern")
 
 
 def value_path(module: nn.Module, pattern: str | None = None, value_pattern: str | None = None) -> tuple[Matrix, ...]:
     """The matrices that a value passes on its way into the stream: value and output projection, both MLP matrices.
 
-    Args:
-        module: any module with a stack of blocks.
-        pattern: regular expression for the writers, as in :func:`residual_writers`.
-        value_pattern: regular expression for the other matrices of the path (value, fused qkv, MLP up). Without both:
-            the ``value_path`` that sublayers of a block name themselves, else what the module tree and the shapes say.
-
-    Raises:
-        ValueError: nothing matches, not the same in every block of a stack, or only one pattern was given.
+    ``pattern`` is a regular expression for the writers, ``value_pattern`` for the rest of the path. Without both they
+    are the ``value_path`` that sublayers name themselves, else what is recognised: see :func:`residual_writers`.
     """
     if pattern is None and value_pattern is None:
-        return _collect(module, _select_value_path, None, "pattern")
+        return _collect(module, partial(_select, attribute="value_path"), None, "pattern")
     if pattern is None or value_pattern is None:
         raise ValueError("this rule scales the whole value path: give both pattern= (writers) and value_pattern=")
     writers = {id(matrix.parameter): matrix for matrix in residual_writers(module, pattern)}
-    others = _collect(module, _by_pattern(value_pattern, are_writers=False), value_pattern, "value_pattern")
+    match = partial(_match, pattern=value_pattern, are_writers=False)
+    others = _collect(module, match, value_pattern, "value_pattern")
     return tuple(({id(matrix.parameter): matrix for matrix in others} | writers).values())
 
 
@@ -132,51 +109,36 @@ def output_dimension(owner: nn.Module) -> int:
     return 1 if type(owner).__name__ == "Conv1D" else 0
 
 
-# --- what is selected in a block ------------------------------------------------------------------------------------
-
-
-def _select_writers(block: Block) -> _Selection:
-    writers = _declared(block, "writer")
-    return _Selection(writers, writers, len(writers)) if writers else _recognise(block, _writer_of)
-
-
-def _select_value_path(block: Block) -> _Selection:
-    path = _declared(block, "value_path")
-    return _Selection(path, _declared(block, "writer"), len(path)) if path else _recognise(block, _path_of)
-
-
-def _recognise(block: Block, matrices_of: Callable[[Sublayer], Sequence[Projection]]) -> _Selection:
+def _select(block: Block, attribute: str) -> _Selection:
+    """What the block declares as ``attribute``, ``"writer"`` or ``"value_path"``, else what is recognised as that."""
+    declared = _declared(block, attribute)
+    if declared:
+        return _Selection(declared, _declared(block, "writer"), len(declared))
     sublayers = find_sublayers(block.module)
-    selected = frozenset(id(matrix.parameter) for sublayer in sublayers for matrix in matrices_of(sublayer))
     writers = frozenset(id(sublayer.writer.parameter) for sublayer in sublayers)
+    readers = [reader for sublayer in sublayers for reader in _readers_of_values(sublayer) if attribute == "value_path"]
     # Attention and feed-forward may be blocks of their own (x-transformers); experts come in any number.
     count = len(sublayers) if len(sublayers) < 2 else None
+    selected = writers.union(id(reader.parameter) for reader in readers)
     return _Selection(selected, writers, count, frozenset(sublayer.kind for sublayer in sublayers))
 
 
-def _writer_of(sublayer: Sublayer) -> Sequence[Projection]:
-    return (sublayer.writer,)
-
-
-def _path_of(sublayer: Sublayer) -> Sequence[Projection]:
+def _readers_of_values(sublayer: Sublayer) -> Sequence[Projection]:
     if sublayer.kind == "feed_forward":
-        return (*sublayer.readers, sublayer.writer)
+        return sublayer.readers
     values = [reader for reader in sublayer.readers if VALUE_READER.match(reader.word)]
-    return (*(values or [reader for reader in sublayer.readers if is_fused(reader.name)]), sublayer.writer)
+    return values or [reader for reader in sublayer.readers if is_fused(reader.name)]
 
 
-def _by_pattern(pattern: str, are_writers: bool) -> _Selector:
-    def select(block: Block) -> _Selection:
-        selected = frozenset(
-            id(parameter)
-            for raw, parameter in block.module.named_parameters()
-            if re.search(pattern, name := join(block.name, clean_name(raw)))
-            and not name.endswith("bias")
-            and not is_norm(block.module.get_submodule(raw.rpartition(".")[0]))
-        )
-        return _Selection(selected, selected if are_writers else _declared(block, "writer"), len(selected))
-
-    return select
+def _match(block: Block, pattern: str, are_writers: bool) -> _Selection:
+    selected = frozenset(
+        id(parameter)
+        for raw, parameter in block.module.named_parameters()
+        if re.search(pattern, name := join(block.name, clean_name(raw)))
+        and not name.endswith("bias")
+        and not is_norm(block.module.get_submodule(raw.rpartition(".")[0]))
+    )
+    return _Selection(selected, selected if are_writers else _declared(block, "writer"), len(selected))
 
 
 def _declared(block: Block, attribute: str) -> frozenset[int]:
@@ -186,10 +148,9 @@ def _declared(block: Block, attribute: str) -> frozenset[int]:
     return frozenset(id(m.weight) for m in modules if isinstance(m, nn.Module) and hasattr(m, "weight"))
 
 
-# --- over all blocks ------------------------------------------------------------------------------------------------
-
-
-def _collect(module: nn.Module, select: _Selector, pattern: str | None, argument: str) -> tuple[Matrix, ...]:
+def _collect(
+    module: nn.Module, select: Callable[[Block], _Selection], pattern: str | None, argument: str
+) -> tuple[Matrix, ...]:
     matrices: dict[int, Matrix] = {}
     what = f"{argument}={pattern!r}"
     for stack in find_stacks(module):

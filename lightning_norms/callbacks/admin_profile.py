@@ -75,11 +75,10 @@ class AdminProfile(Callback):
 @contextmanager
 def _without_logging(module: LightningModule) -> Iterator[None]:
     # What `training_step` logs here belongs to no step.
-    names = ("log", "log_dict")
-    for name in names:
-        module.__dict__[name] = lambda *_, **__: None
+    silent = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
+    module.__dict__.update(silent)
     try:
         yield
     finally:
-        for name in names:
+        for name in silent:
             del module.__dict__[name]

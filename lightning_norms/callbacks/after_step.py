@@ -38,7 +38,7 @@ class AfterStep(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove()
+        self.on_fit_end(trainer, pl_module)
         parts = parts_with(pl_module, "after_step")
         if parts and is_deepspeed(trainer.strategy):
             raise ValueError(
@@ -52,15 +52,12 @@ class AfterStep(Callback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove()
+        self._hooks.close()
+        self._within = 0
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        self._hooks.close()
-        self._within = 0
+        self.on_fit_end(trainer, pl_module)
 
     def _begin(self) -> None:
         self._within += 1

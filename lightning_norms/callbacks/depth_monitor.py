@@ -17,9 +17,8 @@ from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale
 from lightning_norms.checks import check_switches, check_whole
-from lightning_norms.measuring.depth_history import DepthHistory
+from lightning_norms.measuring.depth_history import DepthHistory, Profile
 from lightning_norms.measuring.measured_step import MeasuredStep, read_steps
-from lightning_norms.measuring.norms_by_group import GroupNorms
 from lightning_norms.measuring.stream import StreamMeter
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.metrics import GRAD_NORM, UPDATE_RATIO
@@ -86,13 +85,11 @@ class DepthMonitor(Callback):
     def _start_afresh(self) -> None:
         self._depth: DepthMap | None = None
         self._trained: dict[int, TrainedParameters] = {}
-        self._norms: dict[int, GroupNorms] = {}
         self._pending: list[MeasuredStep] = []
         self._hooks = ExitStack()
         self._meter: StreamMeter | None = None
         self._folder: Path | None = None
-        self._every = 1
-        self._blind = False
+        self._every = 0  # nothing is recorded
         self._unreported = False
 
     @override
@@ -100,12 +97,11 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # every rank must be here to answer
-        every = self.every_n_steps or trainer.log_every_n_steps  # type: ignore[attr-defined]  # of a connector
-        self._every = max(1, every)
-        self._blind = is_deepspeed(trainer.strategy) or not every
         if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
-        elif not every:
+            return
+        self._every = self.every_n_steps or trainer.log_every_n_steps  # type: ignore[attr-defined]  # of a connector
+        if not self._every:
             rank_zero_warn("DepthMonitor: log_every_n_steps is 0, so nothing is recorded: give every_n_steps.")
 
     @override
@@ -120,9 +116,8 @@ class DepthMonitor(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # An optimizer step that is to be recorded may come in this batch.
-        if self.stream and not self._blind and any(count % self._every == 0 for count in self._counts):
-            if self._meter is None:
-                self._meter = StreamMeter(self._map(pl_module).stacks)
+        if self.stream and self._every and any(count % self._every == 0 for count in self._counts):
+            self._meter = self._meter or StreamMeter(self._map(pl_module).stacks)
             self._meter.attach()
 
     @override
@@ -130,15 +125,17 @@ class DepthMonitor(Callback):
         # Gradients are reduced and unscaled here, but not yet clipped.
         number = next((i for i, other in enumerate(trainer.optimizers) if other is optimizer), 0)
         count, self._counts[number] = self._counts[number], self._counts[number] + 1
-        if self._blind or count % self._every:
+        if not self._every or count % self._every:
             return
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
-        norms = self._norms_of(trainer, pl_module, optimizer, number, prefix)
-        scale, with_update = pending_scale(trainer, optimizer), self.updates and bool(norms.parameters)
-        step = MeasuredStep(norms=norms, prefix=prefix, count=count, scale=scale, with_update=with_update)
+        if number not in self._trained:
+            self._trained[number] = TrainedParameters(pl_module, self._map(pl_module))
+            for key in (GRAD_NORM, UPDATE_RATIO):
+                self.history.declare([key.of(prefix + group) for group in (*self._map(pl_module).groups, "total")])
+        norms = self._trained[number].norms(optimizer, trainer.strategy.model)
+        step = MeasuredStep(norms, prefix, count, pending_scale(trainer, optimizer), with_update=self.updates)
         self._pending.append(step)
-        if with_update:
-            self._hooks.callback(optimizer.register_step_post_hook(lambda *_: step.finish()).remove)
+        self._hooks.callback(optimizer.register_step_post_hook(lambda *_: step.finish()).remove)
 
     @override
     def on_train_batch_end(
@@ -166,24 +163,12 @@ class DepthMonitor(Callback):
             self._depth = DepthMap.of(pl_module)
             if not self._depth.stacks:
                 rank_zero_warn(f"DepthMonitor: there are no depths to tell apart. {describe(pl_module)}")
-        return self._depth
-
-    def _norms_of(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, number: int, prefix: str
-    ) -> GroupNorms:
-        depth = self._map(pl_module)
-        trained = self._trained.setdefault(number, TrainedParameters(pl_module, depth))
-        norms = trained.norms(optimizer, trainer.strategy.model)
-        if norms is not self._norms.get(number):
-            self._norms[number] = norms
-            for key in (GRAD_NORM, UPDATE_RATIO):
-                self.history.declare([key.of(prefix + group) for group in (*depth.groups, "total")])
-            if any(name.endswith("_flat_param") for name, _ in pl_module.named_parameters()):
+            if any(name.endswith("_flat_param") for name in self._depth.by_name):
                 rank_zero_warn(
                     "DepthMonitor: FSDP with use_orig_params=False makes one tensor of all that it wraps: blocks that "
                     "are wrapped one by one are measured as ever, the rest together as `other`."
                 )
-        return norms
+        return self._depth
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -207,35 +192,36 @@ class DepthMonitor(Callback):
     def _show(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero or not self._unreported:
             return
+        profile = self.history.profile(GRAD_NORM.of(""))
         try:
             if self.table:
-                self._print_table()
+                _print_table(profile)
             if self.picture and not getattr(trainer, "fast_dev_run", False):
-                self._draw(trainer.loggers)
+                self._draw(profile, trainer.loggers)
         except Exception as error:  # a picture must never end a run that has finished
             rank_zero_warn(f"DepthMonitor: the run is fine, but its table or picture failed: {error!r}")
 
-    def _print_table(self) -> None:
-        from rich.console import Console
-
-        from lightning_norms.reports.console import depth_table, ratio_readings
-
-        profile = self.history.profile(GRAD_NORM.of(""))
-        console = Console(file=sys.stdout)
-        console.print(depth_table(profile, TITLE))
-        for line in ratio_readings(profile, "gradient"):
-            console.print(line, highlight=False)
-
-    def _draw(self, loggers: Iterable[Any]) -> None:
+    def _draw(self, profile: Profile, loggers: Iterable[Any]) -> None:
         from lightning_norms.reports.depth_picture import depth_heat_map, pixels, save_png
 
-        figure = depth_heat_map(self.history.profile(GRAD_NORM.of("")), TITLE, "L2 norm of the gradient")
+        figure = depth_heat_map(profile, TITLE, "L2 norm of the gradient")
         path = save_png(figure, (self._folder or Path.cwd()) / PICTURE)
         print(f"Gradient norm by depth, as a picture: {path}")
         for logger in loggers:
             add_image = getattr(getattr(logger, "experiment", None), "add_image", None)
             if add_image is not None:
                 add_image("grad_norm_by_depth", pixels(figure), self.history.logged_steps[-1], dataformats="HWC")
+
+
+def _print_table(profile: Profile) -> None:
+    from rich.console import Console
+
+    from lightning_norms.reports.console import depth_table, ratio_readings
+
+    console = Console(file=sys.stdout)
+    console.print(depth_table(profile, TITLE))
+    for line in ratio_readings(profile, "gradient"):
+        console.print(line, highlight=False)
 
 
 def _logged_step(trainer: Trainer) -> int:

@@ -93,7 +93,7 @@ class ResidualRescale(Callback):
         resumed = self._resumed or not (trainer.ckpt_path is None or TUNERS.match(Path(trainer.ckpt_path).name))
         if resumed and self._state["rescaled"]:
             mark_rescaled(pl_module)
-        if resumed or is_rescaled(pl_module) or getattr(pl_module, SETTLED, False):
+        if resumed or is_rescaled(pl_module) or hasattr(pl_module, SETTLED):
             setattr(pl_module, SETTLED, True)
             return
         if is_deepspeed(trainer.strategy):
@@ -117,12 +117,10 @@ class ResidualRescale(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """What was done: plain data."""
         return dict(self._state)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember what the checkpoint's run did."""
         self._state = dict(state_dict)
 
     def _settle(self, module: nn.Module, factors: list[float]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,9 @@ class RunRecord(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        # Lightning has divided the loss by the accumulation window.
-        tensor = loss if isinstance(loss, torch.Tensor) else None
-        self.history.end(pl_module.device, tensor, trainer.accumulate_grad_batches)
+        output = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = output if isinstance(output, torch.Tensor) else None
+        self.history.end(pl_module.device, loss, trainer.accumulate_grad_batches)  # Lightning has divided by the window
         self._has_news = True
 
     @override
@@ -116,12 +116,11 @@ class RunRecord(Callback):
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         self.history.read()
-        last, seconds = dict(self.curve[-1]) if self.curve else {}, self.history.seconds.values
-        last.pop("step", None)
-        cache = getattr(pl_module, "kv_cache_bytes", None)
+        seconds, last = self.history.seconds.values, self.curve[-1] if self.curve else {}
         first_gradient, last_gradient = _gradients(trainer)
+        cache = getattr(pl_module, "kv_cache_bytes", None)
         return {
-            "scores": last,
+            "scores": {name: score for name, score in last.items() if name != "step"},
             "steps": trainer.global_step,
             "parameters": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
             "seconds_per_step": statistics.median(seconds) if seconds else None,
@@ -147,11 +146,7 @@ class RunRecord(Callback):
 
 
 def read(folder: str | Path) -> dict[str, Any]:
-    """The record in a folder.
-
-    Raises:
-        FileNotFoundError: if no fit has ended there.
-    """
+    """The record in a folder; a FileNotFoundError if no fit has ended there."""
     data: dict[str, Any] = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
     return data
 
@@ -169,14 +164,12 @@ def _events(trainer: Trainer) -> dict[str, int] | None:
     return dict(Counter(event.action for log in logs for event in log)) if logs else None
 
 
-def _gradients(trainer: Trainer) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+def _gradients(trainer: Trainer) -> Sequence[dict[str, float] | None]:
     """Gradient norms by depth at the first and at the last step that DepthMonitor has recorded."""
     histories = [getattr(callback, "history", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     for history in histories:
-        profile = history.profile(GRAD_NORM.of("")) if isinstance(history, DepthHistory) else None
-        if profile is not None and profile.steps:
-            first, last = (
-                {group: row[at] for group, row in zip(profile.groups, profile.values, strict=True)} for at in (0, -1)
-            )
-            return first, last
+        if isinstance(history, DepthHistory) and history.steps:
+            profile = history.profile(GRAD_NORM.of(""))
+            rows = dict(zip(profile.groups, profile.values, strict=True))
+            return [{group: row[at] for group, row in rows.items()} for at in (0, -1)]
     return None, None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,38 +73,22 @@ class UnitMatrices(Callback):
         return {**self.__dict__, "_hooks": ExitStack()}
 
 
-@dataclass(frozen=True)
-class UnitMatrix:
-    """A matrix whose vectors along dimension ``along`` have length 1."""
-
-    weight: Tensor
-    along: int
-
-
-def unit_matrices(module: nn.Module, pattern: str | None = None) -> list[UnitMatrix]:
-    """Every matrix once, with the dimension along which its vectors lie.
-
-    Example:
-        >>> from lightning_norms.model.decoder import Decoder, DecoderConfig
-        >>> decoder = Decoder(DecoderConfig(vocab_size=11, d_model=8, n_layers=1))
-        >>> [(tuple(matrix.weight.shape), matrix.along) for matrix in unit_matrices(decoder)][-2:]
-        [((32, 8), 1), ((8, 32), 0)]
-    """
+def unit_matrices(module: nn.Module, pattern: str | None = None) -> dict[Tensor, int]:
+    """Every trained matrix once, with the dimension along which its vectors lie."""
     writers = {id(matrix.parameter) for matrix in residual_writers(module, pattern)}
-    matrices: dict[int, UnitMatrix] = {}
+    matrices: dict[Tensor, int] = {}
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding) or type(part).__name__ == "Conv1D":
             weight: Any = part.weight
             outputs = output_dimension(part)
             if weight.requires_grad:
-                along = outputs if id(weight) in writers else 1 - outputs
-                matrices.setdefault(id(weight), UnitMatrix(weight, along))
-    return list(matrices.values())
+                matrices.setdefault(weight, outputs if id(weight) in writers else 1 - outputs)
+    return matrices
 
 
 @torch.no_grad()
-def normalise(matrices: Sequence[UnitMatrix]) -> None:
+def normalise(matrices: Mapping[Tensor, int]) -> None:
     """Divide the vectors by their lengths in place; lengths are computed in float32."""
-    for matrix in matrices:
-        length = torch.linalg.vector_norm(matrix.weight, dim=matrix.along, keepdim=True, dtype=torch.float32)
-        matrix.weight.div_(length.clamp(min=1e-12).to(matrix.weight.dtype))
+    for weight, along in matrices.items():
+        length = torch.linalg.vector_norm(weight, dim=along, keepdim=True, dtype=torch.float32)
+        weight.div_(length.clamp(min=1e-12).to(weight.dtype))

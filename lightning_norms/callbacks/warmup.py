@@ -11,13 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.learning_rate import (
-    Factors,
-    HideFactors,
-    effective_learning_rates,
-    factors_of,
-    hide_after_monitor,
-)
+from lightning_norms.learning_rate import Factors, effective_learning_rates, factors_of, hide_after_monitor
 from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
 NAME = "warmup"
@@ -46,7 +40,6 @@ class Warmup(Callback):
             (``UntunedWarmup`` needs a beta2, which SGD lacks), or under DeepSpeed.
 
     Example:
-        >>> from lightning.pytorch import Trainer
         >>> from lightning_norms.schedules import LinearWarmup
         >>> trainer = Trainer(callbacks=[Warmup(LinearWarmup(100))], logger=False, enable_checkpointing=False)
 
@@ -61,7 +54,7 @@ class Warmup(Callback):
         self._steps: list[int] = []
         self._optimizers: list[Optimizer] = []
         self._factors: list[Factors] = []
-        self._hider: HideFactors | None = None
+        self._hider: Callback | None = None
         self._taken = 0
 
     @override
@@ -114,11 +107,17 @@ class Warmup(Callback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._leave(trainer)
+        self._steps = self.state_dict()["steps"]  # for a checkpoint that is saved after fit
+        for factors in self._factors:
+            factors.remove(NAME)
+        self._optimizers, self._factors = [], []
+        if self._hider in trainer.callbacks:  # type: ignore[attr-defined]
+            trainer.callbacks.remove(self._hider)  # type: ignore[attr-defined]
+        self._hider = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._leave(trainer)  # Lightning calls neither on_fit_end nor teardown after an exception
+        self.on_fit_end(trainer, pl_module)  # Lightning calls neither on_fit_end nor teardown after an exception
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -131,15 +130,6 @@ class Warmup(Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": self.state_dict()["steps"], "_optimizers": [], "_factors": []}
 
-    def _leave(self, trainer: Trainer) -> None:
-        self._steps = self.state_dict()["steps"]  # for a checkpoint that is saved after fit
-        for factors in self._factors:
-            factors.remove(NAME)
-        self._optimizers, self._factors = [], []
-        if self._hider in trainer.callbacks:  # type: ignore[attr-defined]
-            trainer.callbacks.remove(self._hider)  # type: ignore[attr-defined]
-        self._hider = None
-
 
 def _run(optimizer: Optimizer, total_steps: int | None) -> Run:
     group = optimizer.param_groups[0]
@@ -149,11 +139,9 @@ def _run(optimizer: Optimizer, total_steps: int | None) -> Run:
 
 
 def _total_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
-    """Optimizer steps of the whole run; None if it has no known end.
-
-    Only for ``on_train_start``: asked earlier, Lightning sets the data up before it has the state of a stateful loader.
-    """
+    """Optimizer steps of the whole run; None if it has no known end."""
     if pl_module.automatic_optimization:
+        # Not before on_train_start: Lightning would set the data up before it has the state of a stateful loader.
         total = trainer.estimated_stepping_batches
     else:  # max_steps counts the steps of all optimizers together
         total = trainer.max_steps if len(trainer.optimizers) == 1 else math.inf

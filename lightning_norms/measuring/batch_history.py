@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,21 +14,11 @@ from lightning_norms.measuring.spike_score import SpikeScore
 
 
 class ThinnedSeries:
-    """Every ``stride``-th number of a series, from the first on: at most ``limit`` of them.
+    """Every ``stride``-th number of a series, from the first on: at most ``limit`` of them, an even number.
 
     When the list is full, every second number is dropped and the stride doubles::
 
         0 1 2 3   ->   0 . 2 . 4 . 6   ->   0 . . . 4 . . . 8        limit = 4
-
-    Args:
-        limit: most numbers that are kept, even.
-
-    Example:
-        >>> series = ThinnedSeries(limit=4)
-        >>> for number in range(10):
-        ...     series.add(number)
-        >>> series.values, series.stride
-        ([0, 4, 8], 4)
     """
 
     def __init__(self, limit: int) -> None:
@@ -47,25 +36,11 @@ class ThinnedSeries:
         self.count += 1
 
 
-@dataclass(frozen=True)
-class _Duration:
-    start: Any
-    end: Any
-
-    def seconds(self) -> float:
-        if isinstance(self.end, float):
-            return float(self.end - self.start)
-        self.end.synchronize()
-        return float(self.start.elapsed_time(self.end)) / 1000  # from milliseconds
-
-
 class BatchHistory:
     """Loss, seconds and SpikeScore of the batches between :meth:`start` and :meth:`end`.
 
-    Losses stay on the device until :meth:`read`, which :meth:`end` calls every ``BLOCK`` batches.
-
-    Args:
-        limit: most losses, and most durations, that are kept: even.
+    Losses stay on the device until :meth:`read`, which :meth:`end` calls every ``BLOCK`` batches. At most ``limit``
+    losses and durations are kept, an even number.
     """
 
     BLOCK = 100
@@ -74,9 +49,8 @@ class BatchHistory:
     def __init__(self, limit: int = 10_000) -> None:
         self.losses, self.seconds = ThinnedSeries(limit), ThinnedSeries(limit)
         self.spikes = SpikeScore()
-        self._losses: list[Tensor] = []
-        self._weights: list[int] = []
-        self._durations: list[_Duration] = []
+        self._losses: list[tuple[Tensor, int]] = []
+        self._times: list[tuple[Any, Any]] = []
         self._started: Any = None
 
     def start(self, device: torch.device) -> None:
@@ -86,22 +60,22 @@ class BatchHistory:
     def end(self, device: torch.device, loss: Tensor | None, weight: int) -> None:
         """A batch has ended with ``loss``, a scalar that counts times ``weight``; None if it has none."""
         if loss is not None:
-            self._losses.append(to_full(loss.detach()).reshape(()).clone())
-            self._weights.append(weight)
-        self._durations.append(_Duration(self._started, _now(device)))
-        if len(self._durations) == self.BLOCK:
+            self._losses.append((to_full(loss.detach()).reshape(()).clone(), weight))
+        self._times.append((self._started, _now(device)))
+        if len(self._times) == self.BLOCK:
             self.read()
 
     def read(self) -> None:
         """Copy what waits on the device to the host, in one piece."""
         if self._losses:
-            losses = torch.stack([loss.to(self._losses[0].device) for loss in self._losses]).tolist()
-            for loss, weight in zip(losses, self._weights, strict=True):
-                self.losses.add(loss * weight)
-                self.spikes.update(loss * weight)
-        for duration in self._durations:
-            self.seconds.add(duration.seconds())
-        self._losses, self._weights, self._durations = [], [], []
+            losses, weights = zip(*self._losses, strict=True)
+            numbers = torch.stack([loss.to(losses[0].device) for loss in losses]).tolist()
+            for number, weight in zip(numbers, weights, strict=True):
+                self.losses.add(number * weight)
+                self.spikes.update(number * weight)
+        for start, end in self._times:
+            self.seconds.add(_seconds(start, end))
+        self._losses, self._times = [], []
 
     def spike_score(self) -> float | None:
         """SpikeScore of the losses; None before there are enough."""
@@ -125,3 +99,10 @@ def _now(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def _seconds(start: Any, end: Any) -> float:
+    if isinstance(end, float):
+        return float(end - start)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000  # from milliseconds

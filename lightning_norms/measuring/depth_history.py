@@ -22,33 +22,18 @@ class Profile:
     """[groups][steps]; NaN where a group was not measured at a step."""
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Rows of the blocks of each stack, lowest first; the key is what stands before ``block_``.
-
-        Example:
-            >>> Profile(("embedding", "block_00", "block_01"), (0,), ((1.0,), (2.0,), (3.0,))).stacks()
-            {'': (1, 2)}
-        """
-        rows_by_label: dict[str, list[int]] = {}
+        """Rows of the blocks of each stack, lowest first; the key is what stands before ``block_``: ``encoder.``."""
+        rows: dict[str, tuple[int, ...]] = {}
         for row, group in enumerate(self.groups):
             label, block, number = group.rpartition("block_")
             if block and number.isdigit():
-                rows_by_label.setdefault(label, []).append(row)
-        return {label: tuple(rows) for label, rows in rows_by_label.items()}
+                rows[label] = (*rows.get(label, ()), row)
+        return rows
 
 
 @dataclass
 class DepthHistory:
-    """Rows of recorded steps; columns are logged keys such as ``grad_norm/block_00``.
-
-    At ``limit`` rows every second row is dropped, so that a checkpoint of a long run stays small.
-
-    Example:
-        >>> history = DepthHistory()
-        >>> history.declare(["grad_norm/block_00", "grad_norm/total"])
-        >>> history.add(0, 0, {"grad_norm/block_00": 3.0, "grad_norm/total": 5.0})
-        >>> history.profile("grad_norm/").values
-        ((3.0,),)
-    """
+    """Rows of recorded steps, every second one dropped at ``limit``; columns are keys such as ``grad_norm/head``."""
 
     limit: int = 1000
     columns: list[str] = field(default_factory=list)
@@ -87,14 +72,9 @@ class DepthHistory:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and one tensor [rows, columns]."""
+        lists = {name: list(getattr(self, name)) for name in ("columns", "steps", "logged_steps")}
         values = torch.tensor(self.rows, dtype=torch.float64).reshape(len(self.rows), len(self.columns))
-        return {
-            "columns": list(self.columns),
-            "steps": list(self.steps),
-            "logged_steps": list(self.logged_steps),
-            "values": values,
-            "measured": sorted(self.measured),
-        }
+        return {**lists, "values": values, "measured": sorted(self.measured)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the history of a :meth:`state_dict`."""

@@ -15,36 +15,23 @@ from lightning_norms.anatomy.sharding import to_local
 
 @dataclass(frozen=True)
 class _Section:
-    """Parameters that are cut into equally many pieces."""
+    """Positions of the parameters that are cut into equally many pieces, and the numbers of their groups."""
 
     pieces: int
     members: list[int]
-    """Positions among the parameters."""
     groups: Tensor
-    """Number of each member's group [members]."""
 
 
 class GroupNorms:
-    r"""L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
-
-    .. math:: n_g = \sqrt{\textstyle\sum_{p \in g} \lVert t_p \rVert_2^2}
+    """L2 norms of many tensors by group, in a handful of kernels, without a copy to the host.
 
     One ``_foreach_norm`` per device and dtype over local shards in float32, one sum by group, and one all-reduce over
-    all ranks (none when nothing is sharded). So every rank gets the true norm.
+    all ranks (none when nothing is sharded).
 
     Args:
         parameters: the parameters, each once. Their gradients, updates or values are measured.
         groups: the group of each parameter.
         process_group: ranks that hold the rest of each parameter where the tensors do not say so (FSDP1).
-
-    Attributes:
-        is_sharded: whether :meth:`shares` of all ranks must be summed; otherwise each rank has everything.
-
-    Example:
-        >>> a, b = torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.tensor([2.0]))
-        >>> norms = GroupNorms([a, b], ["block_00", "head"])
-        >>> norms.groups, norms.of([a, b]).tolist()
-        (('block_00', 'head'), [5.0, 2.0])
     """
 
     def __init__(
@@ -55,13 +42,13 @@ class GroupNorms:
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         numbers = [self.groups.index(group) for group in groups]
         pieces = [process_group.size() if process_group else _pieces(p) for p in self.parameters]
-        self.is_sharded = any(count > 1 for count in pieces)
+        self.is_sharded = any(count > 1 for count in pieces)  # else every rank has everything
         self._is_plain = len({(p.device, p.dtype) for p in self.parameters}) == 1 and not self.is_sharded
         self._sections: list[_Section] = []  # usually one
         for count in dict.fromkeys(pieces):
             members = [i for i, other in enumerate(pieces) if other == count]
-            group_numbers = torch.tensor([numbers[i] for i in members], device=self.device)
-            self._sections.append(_Section(count, members, group_numbers))
+            groups_of_members = torch.tensor([numbers[i] for i in members], device=self.device)
+            self._sections.append(_Section(count, members, groups_of_members))
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -77,10 +64,9 @@ class GroupNorms:
 
     @torch.no_grad()
     def shares(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """This rank's share of the squared norms: the sum over all ranks (if sharded) is whole. No collective.
+        """This rank's share of the squared norms, without a collective: the sum over all ranks (if sharded) is whole.
 
-        So the caller can sum it over ranks together with other numbers. What several ranks hold alike counts only in
-        part on each: a tensor in 2 pieces on 4 ranks is there twice, so half of each square.
+        What several ranks hold alike counts in part on each: half of the square of a tensor in 2 pieces on 4 ranks.
         """
         if self._is_plain and all(tensor is not None and tensor.layout is torch.strided for tensor in tensors):
             # The usual case, and a millisecond cheaper than looking at every tensor's kind.
@@ -97,13 +83,13 @@ class GroupNorms:
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
         squares = torch.zeros(len(tensors), device=self.device)
-        buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        buckets: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
         for i, tensor in enumerate(tensors):
             if tensor is not None and tensor.numel():
-                buckets.setdefault((tensor.device, tensor.dtype), []).append(i)
-        for where in buckets.values():
-            norms = _norms([tensor for i in where if (tensor := tensors[i]) is not None]).to(squares)
-            squares[torch.tensor(where, device=self.device)] = norms.square_()
+                buckets.setdefault((tensor.device, tensor.dtype), {})[i] = tensor
+        for bucket in buckets.values():
+            norms = _norms(list(bucket.values())).to(squares)
+            squares[torch.tensor(list(bucket), device=self.device)] = norms.square_()
         return squares
 
 
@@ -115,28 +101,17 @@ def _norms(tensors: list[Tensor]) -> Tensor:
 
 
 def total_norm(norms: Tensor) -> Tensor:
-    """Norm of everything from the norms of its disjoint groups: root of the sum of squares, never their sum.
-
-    Example:
-        >>> total_norm(torch.tensor([3.0, 4.0])).item()
-        5.0
-    """
+    """Norm of everything from the norms of its disjoint groups: root of the sum of squares, never their sum."""
     total: Tensor = torch.linalg.vector_norm(norms)
     return total
 
 
 def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
-    r"""Size of a step against the size of what it changed.
+    """Norm of a step's weight change / norm of the weights before it [groups]: about 1e-3 is usual for SGD.
 
-    .. math:: r = \lVert w_{t+1} - w_t \rVert_2 \, / \, \lVert w_t \rVert_2
+    A weight of norm 0 (ReZero's gate at the start) has no ratio: the result is inf, or NaN if it did not move either.
 
-    Args:
-        update: norms of the weight change [groups].
-        weight: norms of the weights before the step [groups]. A weight of norm 0 (ReZero's gate at the start) has no
-            ratio: the result is inf, or NaN if it did not move either.
-
-    Source:
-        Andrej Karpathy, CS231n notes, "Ratio of weights:updates" (about 1e-3 is usual for SGD).
+    Source: Andrej Karpathy, CS231n notes, "Ratio of weights:updates".
     """
     return update / weight
 

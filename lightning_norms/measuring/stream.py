@@ -15,20 +15,15 @@ from lightning_norms.anatomy.stacks import Stack
 
 
 def mean_square(stream: Tensor) -> Tensor:
-    """Mean of the squared entries in float32: a scalar on the stream's device. Its root is the stream's RMS.
-
-    Example:
-        >>> mean_square(torch.tensor([[3.0, -1.0]], dtype=torch.bfloat16)).sqrt().item()
-        2.2360680103302
-    """
+    """Mean of the squared entries in float32: a scalar on the stream's device. Its root is the stream's RMS."""
     return to_local(stream.detach()).float().square().mean()
 
 
 def stream_of(output: Any) -> Tensor | None:
     """The residual stream in a block's output; None if the output holds no floating-point tensor.
 
-    A tensor is the stream; n streams stacked in one tensor are measured as a whole. In a tuple, list or mapping (two
-    streams, or hidden states beside a cache) the first floating-point tensor is the stream.
+    In a tuple, list or mapping (two streams, or hidden states beside a cache) it is the first of these tensors; n
+    streams stacked in one tensor are measured as a whole.
     """
     values = output.values() if hasattr(output, "values") and not isinstance(output, Tensor) else output
     for value in values if not isinstance(values, Tensor) and hasattr(values, "__iter__") else [values]:
@@ -41,18 +36,15 @@ class StreamMeter:
     """Root mean square of the residual stream after every block of some stacks, in one device vector.
 
     Hooks are on the blocks only between :meth:`attach` and :meth:`detach`. The first pass with gradients of each batch
-    counts: activation checkpointing runs a block twice, and evaluation is no training.
-
-    Args:
-        stacks: from :func:`lightning_norms.anatomy.stacks.find_stacks`. A stack inside a compiled region is left out.
+    counts: activation checkpointing runs a block twice, and evaluation is no training. A compiled stack is left out.
     """
 
     DID_NOT_RUN = -1.0
     """The value of a block that did not run; an RMS is never negative."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
-        open_stacks = [stack for stack in stacks if not stack.compiled]
-        self._blocks = {stack.group(block.index): block.module for stack in open_stacks for block in stack.blocks}
+        blocks = [(stack, block) for stack in stacks if not stack.compiled for block in stack.blocks]
+        self._blocks = {stack.group(block.index): block.module for stack, block in blocks}
         self._squares: dict[str, list[Tensor]] = {}
         self._ran: set[str] = set()
         self._hooks = ExitStack()
@@ -74,10 +66,7 @@ class StreamMeter:
         self._hooks.close()
 
     def take(self, device: torch.device) -> Tensor:
-        """Mean squares, and whether each block ran: float32 [2, blocks] on ``device``, may be summed over ranks.
-
-        Starts afresh.
-        """
+        """Mean squares, and whether each block ran: [2, blocks], may be summed over ranks. Starts afresh."""
         squares, self._squares = self._squares, {}
         if not self._blocks:
             return torch.zeros(2, 0, device=device)
