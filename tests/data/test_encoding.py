@@ -145,6 +145,7 @@ def _encode(folder, barrier, results):
     results.put(encode([Part(embedded("prose"))], ByteTokenizer(), folder).array[:1000].tobytes())
 
 
+@pytest.mark.slow
 def test_two_processes_may_start_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from lightning_norms.data.text import TextDataModule
@@ -47,6 +48,7 @@ model.seen["resumed"] = resumed.seen["train"]
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_every_pass_and_every_validation_window(tmp_path):
     (tmp_path / "train.txt").write_bytes(bytes(range(1, 84)))
     (tmp_path / "val.txt").write_bytes(bytes(range(100, 117)))

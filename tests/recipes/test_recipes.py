@@ -73,6 +73,7 @@ def test_the_48_block_recipes_differ_in_nothing_else(name):
     assert read(name) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipes.names())
 @pytest.mark.filterwarnings("ignore:Warmup takes .* but the run ends after 2")
 def test_two_steps_without_a_warning(name, tmp_path, monkeypatch, capsys):
