@@ -22,7 +22,8 @@ from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.reports.diagnosis.data import Trial, TrialEvent
 from lightning_norms.reports.diagnosis.verdicts import is_dead, judge, level
-from lightning_norms.rescue.rules import Finding, Watch
+from lightning_norms.rescue.finding import Finding
+from lightning_norms.rescue.rules import Watch
 
 NAME = "trial"
 NEW_LEVEL_AFTER = 3

@@ -106,7 +106,7 @@ class Intervention:
         elif action == "skip" and self._buffers is not None:
             self._buffers.put_back()
         elif action in ("rollback", "restart"):
-            self.go_back(action)
+            self.go_back(action, keep_gradients=True)  # until the last hook of this step
         if action in ("skip", "rollback", "restart"):
             is_overflow = action == "skip" and finding is not None and finding.cause == "non_finite"
             self._skip(optimizer, keep_scale=not is_overflow)
@@ -121,10 +121,10 @@ class Intervention:
         if not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps):
             self.snapshots.keep_healthy(steps)
 
-    def go_back(self, action: str) -> None:
+    def go_back(self, action: str, keep_gradients: bool = False) -> None:
         """Put a snapshot back: the healthy one for "rollback", the start for "restart", whose warmup begins again."""
         self._rescue.go_back(action)
-        names = self.snapshots.go_back(action)
+        names = self.snapshots.go_back(action, keep_gradients)
         if names:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(names)}")
         if action == "restart":

@@ -18,8 +18,9 @@ from lightning_norms.checks import check_whole
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.rescue.events import Event
+from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.ladder import Ladder, Limits
-from lightning_norms.rescue.rules import Finding, Watch
+from lightning_norms.rescue.rules import Watch
 
 
 class FallbackExhaustedError(RuntimeError):

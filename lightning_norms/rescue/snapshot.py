@@ -85,13 +85,15 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(
-        self, module: nn.Module, optimizers: Sequence[Any], scaler: Any = None, averages: Sequence[Any] = ()
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Any],
+        scaler: Any = None,
+        averages: Sequence[Any] = (),
+        *,
+        keep_gradients: bool = False,
     ) -> tuple[str, ...]:
-        """Put everything back in place, and drop all gradients.
-
-        Also inside an optimizer's closure, where Lightning calls ``on_before_optimizer_step``: the rest of that step
-        finds no gradient and changes nothing. (A GradScaler still updates its scale; a fused optimizer under it asserts
-        when it finds no gradient.)
+        """Put everything back in place, and drop all gradients unless other people's hooks are still to see them.
 
         Returns:
             Names of the trainable parameters that the snapshot does not hold (unfrozen or added since): they keep
@@ -111,7 +113,8 @@ class Snapshot:
         for key, saved in self._entries.items():
             if key not in fitting:
                 live.revive(key, saved)
-        live.drop_gradients()
+        if not keep_gradients:
+            live.drop_gradients()
         if scaler is not None and self._scaler:
             scaler.load_state_dict(copy.deepcopy(self._scaler))
         trainable = (name for name, parameter in live.parameters.items() if parameter.requires_grad)

@@ -58,7 +58,7 @@ class SnapshotKeeper:
         if step > self._start_within:
             self.start = None
 
-    def go_back(self, action: str) -> tuple[str, ...]:
+    def go_back(self, action: str, keep_gradients: bool = False) -> tuple[str, ...]:
         """Put the start ("restart") or the last healthy moment ("rollback") back, and take it as healthy.
 
         Returns:
@@ -66,7 +66,8 @@ class SnapshotKeeper:
         """
         self.healthy = self.start if action == "restart" else self.healthy
         assert self.healthy is not None  # the ladder asks for what is there
-        return self.healthy.restore(self._module, self._trainer.optimizers, **self._more())
+        optimizers = self._trainer.optimizers
+        return self.healthy.restore(self._module, optimizers, keep_gradients=keep_gradients, **self._more())
 
     def state_dict(self, run_is_healthy: bool) -> dict[str, Any]:
         """Return what a resumed run cannot take from the checkpoint itself, whose weights are healthy if the run is."""
