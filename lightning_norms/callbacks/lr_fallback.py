@@ -18,14 +18,24 @@ from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.checks import check_pattern, check_switches, check_whole
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
+from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
 from lightning_norms.rescue.events import Event, EventLog
 from lightning_norms.rescue.intervention import Intervention
 from lightning_norms.rescue.ladder import Limits
+from lightning_norms.rescue.optimizer_parts import moves_within_step
 from lightning_norms.rescue.rescue import Decision, FallbackExhaustedError, Rescue
 
 __all__ = ["FallbackExhaustedError", "LRFallback"]
 
 NO_BLOCKS = "LRFallback: no repeated blocks found, so stalls by depth cannot be detected; spikes and NaN still are."
+NO_STEP = (
+    "LRFallback has seen no optimizer step in this epoch, so nothing is watched: step through Lightning, with"
+    " self.optimizers().step(), not with an optimizer inside of it or one that the Trainer does not know."
+)
+MOVES_WITHIN_STEP = (
+    "LRFallback cannot judge {name}, which takes a second gradient inside its step, at weights that it has moved: it is"
+    " off in this run, and nothing is saved automatically."
+)
 NO_LOSS = "LRFallback sees no loss and judges gradients only: call self.manual_backward(loss), not loss.backward()"
 
 
@@ -111,6 +121,7 @@ class LRFallback(Callback):
         self._restored: dict[str, Any] = {}
         self._observer: StepObserver | None = None
         self._intervention: Intervention | None = None
+        self._guard: CheckpointGuard | None = None
 
     @property
     def events(self) -> list[Event]:
@@ -124,6 +135,9 @@ class LRFallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in filter(moves_within_step, trainer.optimizers):
+            self._switch_off(trainer, optimizer)
+            return
         intervention = self._new_intervention(trainer, pl_module, self.rescue, rule=self.rule, pattern=self.pattern)
         folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
@@ -135,6 +149,7 @@ class LRFallback(Callback):
         if not self._observer.has_depths:
             rank_zero_info(f"{NO_BLOCKS} {describe(pl_module)}")
         intervention.begin()
+        self._guard = CheckpointGuard(trainer, partial(self._before_checkpoint, trainer))
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -150,6 +165,9 @@ class LRFallback(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # Gradients are reduced and unscaled here, not yet clipped, and nothing has moved.
         if self._observer is None or self._intervention is None:
+            return
+        if self._intervention.is_second_look:
+            self._switch_off(trainer, optimizer)
             return
         self._intervention.begin_step()
         observation = self._observer.observe(trainer, optimizer)
@@ -172,25 +190,34 @@ class LRFallback(Callback):
             self._log(trainer, self._intervention)
 
     @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._intervention is not None and self.rescue.state.steps == 0:
+            rank_zero_warn(NO_STEP)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check_weights(trainer)  # of the last step, for whatever is saved after fit
+
+    def _switch_off(self, trainer: Trainer, optimizer: Any) -> None:
+        name = type(getattr(optimizer, "_optimizer", optimizer)).__name__
+        rank_zero_warn(MOVES_WITHIN_STEP.format(name=name))
+        self._leave()
+
+    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restored = self.state_dict()  # for a checkpoint that is saved after fit
+        self._leave()
+
+    def _leave(self) -> None:
         if self._intervention is not None:
             self._intervention.leave()
-        self._observer = self._intervention = None
+        if self._guard is not None:
+            self._guard.leave()
+        self._observer = self._intervention = self._guard = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_fit_end(trainer, pl_module)  # Lightning calls neither this nor teardown after an exception
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # A resumed run can go back to its checkpoint only, so the run that goes on does the same.
-        if self._intervention is None or self._intervention.keep_checkpoint():
-            return
-        decision = self.rescue.decide_on_bad_weights(self._intervention.snapshots.ways_back)
-        self._report(trainer, decision, self._intervention)
-        self._intervention.go_back(decision.action)
-        self._intervention.write_again(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +231,20 @@ class LRFallback(Callback):
         self._restored = dict(state_dict)  # for on_train_start: there every strategy has restored everything
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_observer": None, "_intervention": None, "_restored": self.state_dict()}
+        return {**self.__dict__, "_observer": None, "_intervention": None, "_guard": None, "_restored": self.state_dict()}
+
+    def _before_checkpoint(self, trainer: Trainer, is_weights_only: bool) -> None:
+        self._check_weights(trainer)
+        if self._intervention is not None and not is_weights_only:
+            self._intervention.keep_checkpoint()
+
+    def _check_weights(self, trainer: Trainer) -> None:
+        intervention = self._intervention
+        if intervention is None or self.rescue.dry_run or intervention.are_weights_finite():
+            return
+        decision = self.rescue.decide_on_bad_weights(intervention.snapshots.ways_back)
+        self._report(trainer, decision, intervention)
+        intervention.go_back(decision.action)
 
     def _report(self, trainer: Trainer, decision: Decision, intervention: Intervention) -> None:
         if decision.is_new:

@@ -64,6 +64,8 @@ class Intervention:
         self._buffers: BufferKeeper | None = None
         self._rescaled = False
         self._skipped: SkippedStep | None = None
+        self._begun = self._begun_before = 0  # calls of optimizer.step(), also at the last look at gradients
+        self._handles = [optimizer.register_step_pre_hook(self._count_step) for optimizer in trainer.optimizers]
 
     def begin(self) -> None:
         """Put the factor on the learning rate, and keep what may be gone back to."""
@@ -84,6 +86,8 @@ class Intervention:
         """Leave the optimizers and the module as they were."""
         for factors in self._factors:
             factors.remove(NAME)
+        for handle in self._handles:
+            handle.remove()
         self._undo_skip()
 
     def keep_buffers(self) -> None:
@@ -91,8 +95,17 @@ class Intervention:
         if self._buffers is not None:
             self._buffers.keep()
 
+    @property
+    def is_second_look(self) -> bool:
+        """Whether these are the gradients of a second loss within one ``optimizer.step()``."""
+        return grad_scaler(self._trainer) is None and 0 < self._begun == self._begun_before
+
     def begin_step(self) -> None:
         """Count the step that is under way again: a GradScaler may not even have begun the one before."""
+        self._undo_skip()
+        self._begun_before = self._begun
+        if self._rescue.state.steps == 0:
+            self.snapshots.complete_start()
         for factors in self._factors:
             factors.cancel_step(False)
 
@@ -142,29 +155,15 @@ class Intervention:
         has_warmup = any("warmup" in factors.names() for factors in self._factors)
         return self._rescue.factor(clock, ramp=not has_warmup)
 
-    def keep_checkpoint(self) -> bool:
-        """Take what a checkpoint is about to hold as healthy; False if its weights are not finite, on any rank."""
-        if self._rescue.dry_run:
-            return True
-        trainable = (parameter.detach() for parameter in self._module.parameters() if parameter.requires_grad)
-        is_bad = not all(bool(torch.isfinite(weight).all()) for weight in trainable)
-        if self._trainer.strategy.reduce_boolean_decision(is_bad, all=False):
-            return False
-        if self._rescue.is_healthy:
-            self.snapshots.keep_healthy(self._rescue.state.steps)
-        return True
+    def are_weights_finite(self) -> bool:
+        """Whether all weights that are trained, and all averages of them, are finite, on every rank."""
+        is_bad = not all(bool(value.isfinite().all()) for value in self.snapshots.live_weights())
+        return not self._trainer.strategy.reduce_boolean_decision(is_bad, all=False)
 
-    def write_again(self, checkpoint: dict[str, Any]) -> None:
-        """Replace what Lightning put into a checkpoint before the run went back."""
-        strategy, precision = self._trainer.strategy, self._trainer.precision_plugin
-        # A WeightAveraging that stands before us has put its average into "state_dict", which has gone back as well.
-        weights = "current_model_state" if "current_model_state" in checkpoint else "state_dict"
-        checkpoint[weights] = strategy.lightning_module_state_dict()
-        checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
-        states = {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks}
-        checkpoint["callbacks"] |= {name: state for name, state in states.items() if state}
-        if type(precision).__qualname__ in checkpoint:
-            checkpoint[type(precision).__qualname__] = precision.state_dict()
+    def keep_checkpoint(self) -> None:
+        """Take what a checkpoint is about to hold as healthy, as a resumed run can go back to its checkpoint only."""
+        if self._rescue.is_healthy and not self._rescue.dry_run:
+            self.snapshots.keep_healthy(self._rescue.state.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the snapshots that a checkpoint needs, and whether a restart has rescaled; plain."""
@@ -180,6 +179,9 @@ class Intervention:
             if "warmup" not in factors.names():
                 factors.clock = state["clock"]
         self.snapshots.load_state_dict(state)
+
+    def _count_step(self, *_: Any) -> None:
+        self._begun += 1
 
     @property
     def _clock(self) -> int:

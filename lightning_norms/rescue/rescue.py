@@ -23,6 +23,12 @@ from lightning_norms.rescue.ladder import Ladder, Limits
 from lightning_norms.rescue.rules import Watch
 
 
+STATE_OUT_OF_SIGHT = (
+    "weights and buffers have just been put back and are finite, so the likely cause is the batch, or state that is"
+    " neither weight nor buffer, such as a memory in an attribute of the module: register_buffer keeps it in sight"
+)
+
+
 class FallbackExhaustedError(RuntimeError):
     """Everything was tried, and the run is still not healthy. The message is the report."""
 
@@ -127,6 +133,8 @@ class Rescue:
         finding = self.watch.find(observation, has_scaler)
         if finding is None:
             self.watch.accept(observation)
+        elif finding.cause == "non_finite" and self._has_just_gone_back:
+            finding = replace(finding, message=f"{finding.message}; {STATE_OUT_OF_SIGHT}")
         return finding
 
     def decide(self, finding: Finding | None, ways_back: Mapping[str, int]) -> Decision:
@@ -149,7 +157,7 @@ class Rescue:
 
     def decide_on_bad_weights(self, ways_back: Mapping[str, int]) -> Decision:
         """Return what to do about weights that are not finite, found between two steps: to skip is no cure."""
-        finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
+        finding = Finding("non_finite", "the weights themselves, found before they were saved")
         return self._decision(self.ladder.climb("divergence", ways_back), finding, ways_back)
 
     def go_back(self, action: str) -> None:
@@ -183,6 +191,11 @@ class Rescue:
         self.state = State(**{name: state[name] for name in asdict(self.state)})
         self.ladder.load_state_dict(state["ladder"])
         self.watch.load_state_dict(state["watch"])
+
+    @property
+    def _has_just_gone_back(self) -> bool:
+        has_gone_back = self.ladder.rollbacks + self.ladder.restarts > 0
+        return has_gone_back and self.state.steps == self.state.quiet_since + 1
 
     def _accept(self) -> Decision:
         state, ladder = self.state, self.ladder

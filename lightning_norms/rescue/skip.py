@@ -6,6 +6,8 @@ find those of the step::
 
     callbacks' hooks -> module's hook -> gradients go -> (clipping is left out) -> optimizer.step()
 
+An optimizer that is not torch's may count such a step, or expect gradients: it gets zeros, and is put back after it.
+
 A fused optimizer under a GradScaler refuses to step without any gradient; it skips on the device if the scaler finds an
 infinity, so one is put into one gradient.
 """
@@ -17,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from lightning_norms.rescue.optimizer_parts import is_torchs_own
+from lightning_norms.rescue.snapshot import Snapshot
 
 HOOK, CLIPPING = "on_before_optimizer_step", "configure_gradient_clipping"
 
@@ -45,7 +50,7 @@ class SkippedStep:
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, scaler: Any, keep_scale: bool = True) -> None:
-        self._attributes: dict[str, Any] = vars(module)
+        self._module, self._attributes = module, vars(module)
         # Attributes of the instance, which nearly no module has.
         self._instance_hooks = {name: self._attributes[name] for name in (HOOK, CLIPPING) if name in self._attributes}
         self._module_hook = getattr(module, HOOK, None)
@@ -53,9 +58,12 @@ class SkippedStep:
         self._optimizer, self._scaler, self._keep_scale = optimizer, scaler, keep_scale
         self._scaler_state: dict[str, Any] | None = None
         self._stateless: Tensor | None = None
+        self._before: Snapshot | None = None
 
     def undo(self) -> None:
         """Give the module its hooks back; keep the scaler from backing off, and the optimizer's state as it was."""
+        if self._before is not None:
+            self._before.restore(self._module, [self._optimizer])
         for name in (HOOK, CLIPPING):
             self._attributes.pop(name, None)
         self._attributes |= self._instance_hooks
@@ -68,6 +76,11 @@ class SkippedStep:
         if self._module_hook is not None:
             self._module_hook(optimizer)
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        if not is_torchs_own(self._optimizer):
+            self._before = Snapshot.take(self._module, [self._optimizer])
+            for parameter in parameters:
+                parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter.grad)
+            return
         for parameter in parameters:
             parameter.grad = None
         if self._scaler is not None and getattr(self._optimizer, "_step_supports_amp_scaling", False):
