@@ -1,4 +1,4 @@
-"""Does everything that an optimizer changes go back, and does a skipped step change nothing? For optimizers of all kinds.
+"""Does everything that an optimizer changes go back, and does a skipped step change nothing? A table of many kinds.
 
     python benchmarks/optimizers.py                         the table below, about three minutes on 2 cores
     python benchmarks/optimizers.py --all --json all.json   every optimizer of pytorch_optimizer besides
@@ -15,6 +15,7 @@ import copy
 import json
 import tempfile
 import warnings
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from lightning_norms import LRFallback
 
@@ -38,6 +40,7 @@ class CountingSGD(torch.optim.Optimizer):
         self.updates = 0
 
     @torch.no_grad()
+    @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.updates += 1
@@ -64,7 +67,18 @@ class Lookahead(torch.optim.Optimizer):
         self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
         self.calls = 0
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.optimizer.state_dict(), "slow": self.slow, "calls": self.calls}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.slow, self.calls = [slow.clone() for slow in state_dict["slow"]], state_dict["calls"]
+        self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self.param_groups = self.optimizer.param_groups
+
     @torch.no_grad()
+    @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = self.optimizer.step(closure)
         self.calls += 1
@@ -84,6 +98,7 @@ class TwoStepSAM(torch.optim.Optimizer):
         self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr)
 
     @torch.no_grad()
+    @override
     def step(self, closure: Callable[[], Any]) -> Any:
         closure = torch.enable_grad()(closure)
         loss = closure()
@@ -177,6 +192,7 @@ class Net(LightningModule):
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(3))
         self.moments: dict[int, Any] = {}
 
+    @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(batch_idx))  # the same after resuming
         self.moments[batch_idx] = everything(self, self.trainer.optimizers[0])
@@ -187,13 +203,16 @@ class Net(LightningModule):
         return loss * float("nan") if self.trainer.fit_loop.epoch_loop.batch_idx in self.nan_at else loss
 
     def is_dead(self, block: nn.Module) -> bool:
+        """Whether this block gets nearly no gradient any more."""
         return self.trainer.fit_loop.epoch_loop.batch_idx >= self.dead_from and block is not self.blocks[-1]
 
+    @override
     def on_fit_start(self) -> None:
         for optimizer in self.trainer.optimizers:
             if callable(getattr(optimizer, "train", None)):
                 optimizer.train()
 
+    @override
     def configure_optimizers(self) -> Any:
         return self.make(self)
 
@@ -204,10 +223,11 @@ def everything(module: nn.Module, optimizer: Any) -> Any:
     for group in state.get("param_groups", []):
         for name in ("lr", "scheduled_lr", "initial_lr"):
             group.pop(name, None)
+    state["state"] = {key: value for key, value in state.get("state", {}).items() if value}  # looking makes empty ones
     inner = getattr(optimizer, "optimizer", None)
-    more = copy.deepcopy(inner.state_dict()["state"]) if isinstance(inner, torch.optim.Optimizer) else None
-    own = [value for value in (getattr(optimizer, "slow", None), getattr(optimizer, "calls", None)) if value is not None]
-    return copy.deepcopy([[p.detach() for p in module.parameters()], state, more, own])
+    if isinstance(inner, torch.optim.Optimizer):
+        state["inner"] = copy.deepcopy(inner.state_dict()["state"])
+    return [[parameter.detach().clone() for parameter in module.parameters()], state]
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -216,7 +236,7 @@ def is_equal(one: Any, other: Any) -> bool:
         return isinstance(other, Tensor) and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_equal(one[name], other[name]) for name in one)
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(is_equal, one, other))
     return bool(one == other) or (one != one and other != other)
 
@@ -316,6 +336,7 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
+    """Run the checks of the chosen optimizers and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every optimizer of pytorch_optimizer besides")
     parser.add_argument("--only", default="", help="names that hold this")

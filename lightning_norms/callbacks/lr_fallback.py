@@ -231,7 +231,8 @@ class LRFallback(Callback):
         self._restored = dict(state_dict)  # for on_train_start: there every strategy has restored everything
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_observer": None, "_intervention": None, "_guard": None, "_restored": self.state_dict()}
+        of_this_fit = dict.fromkeys(("_observer", "_intervention", "_guard"))
+        return {**self.__dict__, **of_this_fit, "_restored": self.state_dict()}
 
     def _before_checkpoint(self, trainer: Trainer, is_weights_only: bool) -> None:
         self._check_weights(trainer)

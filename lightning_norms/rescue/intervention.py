@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.optim import Optimizer

@@ -121,9 +121,9 @@ class LiveState:
 
     def _counters(self, key: Key) -> dict[str, Any]:
         optimizer = self._optimizers[key.number]
-        if not key.name:
-            return vars(optimizer)
-        return optimizer.param_groups[int(key.name)] if int(key.name) < len(optimizer.param_groups) else {}
+        owners: list[dict[str, Any]] = [vars(optimizer)] if not key.name else optimizer.param_groups
+        number = int(key.name or 0)
+        return owners[number] if number < len(owners) else {}
 
     def _replace_buffer(self, name: str, saved: Tensor) -> None:
         path, _, leaf = name.rpartition(".")
@@ -192,11 +192,9 @@ def _like_parameter(saved: Any, parameter: Tensor) -> Any:
     return tensor
 
 
-def _named_parameters(
-    module: nn.Module, optimizers: Sequence[Any], names: Mapping[Tensor, str]
-) -> dict[str, Tensor]:
+def _named_parameters(module: nn.Module, optimizers: Sequence[Any], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
     """Each parameter once, so tied ones too; with those that only an optimizer knows, and under the names given."""
-    named = {names.get(parameter, name): parameter for name, parameter in module.named_parameters()}
+    named: dict[str, Tensor] = {names.get(parameter, name): parameter for name, parameter in module.named_parameters()}
     ids = {id(parameter) for parameter in named.values()}
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):

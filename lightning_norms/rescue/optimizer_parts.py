@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-SET_FROM_OUTSIDE = frozenset(
-    "params lr initial_lr max_lr min_lr swa_lr base_momentum max_momentum momentum betas weight_decay name param_names"
-    " foreach fused capturable differentiable maximize".split()
-)
+_SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "momentum", "base_momentum", "max_momentum", "betas"}
+_CHOSEN = {"weight_decay", "name", "foreach", "fused", "capturable", "differentiable", "maximize"}
+SET_FROM_OUTSIDE = frozenset({"params", "param_names"} | _SCHEDULED | _CHOSEN)
 """Entries of a group that people and schedulers write: no rollback takes them back."""
 _OF_EVERY_OPTIMIZER = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "_step_count"}
 

@@ -22,7 +22,6 @@ from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.ladder import Ladder, Limits
 from lightning_norms.rescue.rules import Watch
 
-
 STATE_OUT_OF_SIGHT = (
     "weights and buffers have just been put back and are finite, so the likely cause is the batch, or state that is"
     " neither weight nor buffer, such as a memory in an attribute of the module: register_buffer keeps it in sight"

@@ -81,7 +81,8 @@ class SnapshotKeeper:
 
     def live_weights(self) -> Iterator[Tensor]:
         """Yield the trained weights and their averages as they are."""
-        live = LiveState(self._module, self._trainer.optimizers, self._more()["averages"], owners=self._more()["owners"])
+        callbacks = self._trainer.callbacks
+        live = LiveState(self._module, self._trainer.optimizers, find_averages(callbacks), owners=callbacks)
         kinds = ("parameter", "average", "copy")
         return (value for key, value in live.entries.items() if key.kind in kinds and isinstance(value, Tensor))
 

@@ -54,7 +54,8 @@ class _Search:
     def __init__(self, weights: Mapping[str, Tensor], module: nn.Module) -> None:
         self.weights = weights
         self.limit = 2 * len(weights) + 16  # longer lists are data
-        self.known = {_address(tensor) for tensor in (*weights.values(), *(buffer for buffer in module.buffers() if not is_lazy(buffer)))}
+        buffers = (buffer for buffer in module.buffers() if not is_lazy(buffer))
+        self.known = {_address(tensor) for tensor in (*weights.values(), *buffers)}
         self.parts = {id(part) for part in module.modules()}
 
     def within(self, root: Any, path: str) -> Iterator[Place]:
