@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.learning_rate import Factors, effective_learning_rates, factors_of, hide_after_monitor
+from lightning_norms.learning_rate import Factors, effective_learning_rates, factors_of, follow, show_to_monitors
 from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
 NAME = "warmup"
@@ -25,6 +25,7 @@ class Warmup(Callback):
     It works with any scheduler or none, in automatic and manual optimization, without a change to the module. A step
     is one that the optimizer really took, counted for each optimizer on its own: accumulation counts once a window,
     and a step that the fp16 GradScaler skips does not advance the warmup (Lightning still steps the user's scheduler).
+    Your own code may set learning rates anywhere. An optimizer made anew in mid-run goes on where the old one stood.
     Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run continues its warmup; a
     checkpoint made without this callback starts it. A second ``Warmup`` on the same optimizer raises.
 
@@ -54,7 +55,7 @@ class Warmup(Callback):
         self._steps: list[int] = []
         self._optimizers: list[Optimizer] = []
         self._factors: list[Factors] = []
-        self._hider: Callback | None = None
+        self._monitors: list[Callback] = []
         self._taken = 0
 
     @override
@@ -83,13 +84,15 @@ class Warmup(Callback):
             factors.set(NAME, schedule)
         self._factors = all_factors
         self._taken = sum(factors.taken for factors in all_factors)
-        self._hider = hide_after_monitor(trainer, self)
+        self._monitors = show_to_monitors(trainer, self)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._hider is not None:  # a monitor behind us reads the effective learning rate
-            for factors in self._factors:
-                factors.show()
+        self._follow(trainer)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._follow(trainer, stepping=optimizer)
 
     @override
     def on_train_batch_end(
@@ -111,13 +114,19 @@ class Warmup(Callback):
         for factors in self._factors:
             factors.remove(NAME)
         self._optimizers, self._factors = [], []
-        if self._hider in trainer.callbacks:  # type: ignore[attr-defined]
-            trainer.callbacks.remove(self._hider)  # type: ignore[attr-defined]
-        self._hider = None
+        for callback in self._monitors:
+            trainer.callbacks.remove(callback)  # type: ignore[attr-defined]  # set by its callback connector
+        self._monitors = []
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_fit_end(trainer, pl_module)  # Lightning calls neither on_fit_end nor teardown after an exception
+
+    def _follow(self, trainer: Trainer, stepping: Optimizer | None = None) -> None:
+        """Warm up optimizers that were made anew in mid-run from where those before them stood."""
+        if self._factors:
+            self._factors = follow(self._factors, trainer.optimizers, stepping)
+            self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,23 @@
+"""The only writer of learning rates: what the optimizer, its scheduler or the user's code says x all named factors."""
+
+from lightning_norms.learning_rate.factors import (
+    Factors,
+    effective_learning_rates,
+    factors_of,
+    follow,
+    is_cancelled,
+)
+from lightning_norms.learning_rate.monitors import HideFactors, ShowFactors, show_to_monitors
+from lightning_norms.learning_rate.step_hooks import StepHooks
+
+__all__ = [
+    "Factors",
+    "HideFactors",
+    "ShowFactors",
+    "StepHooks",
+    "effective_learning_rates",
+    "factors_of",
+    "follow",
+    "is_cancelled",
+    "show_to_monitors",
+]
