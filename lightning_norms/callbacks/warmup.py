@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.learning_rate import Factors, effective_learning_rates, factors_of, follow, show_to_monitors
+from lightning_norms.learning_rate import (
+    Factors,
+    UnseenSteps,
+    effective_learning_rates,
+    factors_of,
+    follow,
+    show_to_monitors,
+)
 from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
 NAME = "warmup"
@@ -56,7 +63,8 @@ class Warmup(Callback):
         self._optimizers: list[Optimizer] = []
         self._factors: list[Factors] = []
         self._monitors: list[Callback] = []
-        self._taken = 0
+        self._unseen: UnseenSteps | None = None
+        self._taken = self._taken_before = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -83,7 +91,8 @@ class Warmup(Callback):
             factors.clock = step
             factors.set(NAME, schedule)
         self._factors = all_factors
-        self._taken = sum(factors.taken for factors in all_factors)
+        self._taken = self._taken_before = sum(factors.taken for factors in all_factors)
+        self._unseen = UnseenSteps(pl_module, "Warmup", "the warmup has no effect")
         self._monitors = show_to_monitors(trainer, self)
 
     @override
@@ -102,6 +111,8 @@ class Warmup(Callback):
             factors.hide()  # a step whose exception was swallowed by manual optimization is still open
         taken = sum(factors.taken for factors in self._factors)
         stepped, self._taken = taken > self._taken, taken
+        if self._unseen is not None:
+            self._unseen.end_batch(trainer, taken - self._taken_before)
         if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             # At the step number of the losses that `self.log` wrote for this step.
             rates = effective_learning_rates(self._optimizers)
@@ -113,7 +124,7 @@ class Warmup(Callback):
         self._steps = self.state_dict()["steps"]  # for a checkpoint that is saved after fit
         for factors in self._factors:
             factors.remove(NAME)
-        self._optimizers, self._factors = [], []
+        self._optimizers, self._factors, self._unseen = [], [], None
         for callback in self._monitors:
             trainer.callbacks.remove(callback)  # type: ignore[attr-defined]  # set by its callback connector
         self._monitors = []
@@ -137,7 +148,13 @@ class Warmup(Callback):
         self._steps = list(state_dict["steps"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": self.state_dict()["steps"], "_optimizers": [], "_factors": []}
+        return {
+            **self.__dict__,
+            "_steps": self.state_dict()["steps"],
+            "_optimizers": [],
+            "_factors": [],
+            "_unseen": None,
+        }
 
 
 def _run(optimizer: Optimizer, total_steps: int | None) -> Run:

@@ -9,12 +9,15 @@ from lightning_norms.learning_rate.factors import (
 )
 from lightning_norms.learning_rate.monitors import HideFactors, ShowFactors, show_to_monitors
 from lightning_norms.learning_rate.step_hooks import StepHooks
+from lightning_norms.learning_rate.taken_steps import TakenSteps, UnseenSteps
 
 __all__ = [
     "Factors",
     "HideFactors",
     "ShowFactors",
     "StepHooks",
+    "TakenSteps",
+    "UnseenSteps",
     "effective_learning_rates",
     "factors_of",
     "follow",
