@@ -17,7 +17,7 @@ from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale
 from lightning_norms.checks import check_switches, check_whole
-from lightning_norms.learning_rate import UnseenSteps, is_cancelled
+from lightning_norms.learning_rate import UnseenSteps, configured_of, is_cancelled
 from lightning_norms.measuring.depth_history import DepthHistory, Profile
 from lightning_norms.measuring.measured_step import MeasuredStep, read_steps
 from lightning_norms.measuring.stream import StreamMeter
@@ -100,6 +100,7 @@ class DepthMonitor(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()
         self._start_afresh()
+        configured_of(trainer).remember(trainer)
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # every rank must be here to answer
         if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
@@ -110,6 +111,7 @@ class DepthMonitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).warn(trainer)
         # A restored or earlier history goes on, unless this run starts before its end.
         start = _logged_step(trainer)
         fresh = start == 0 and trainer.ckpt_path is None
@@ -182,6 +184,14 @@ class DepthMonitor(Callback):
                     "are wrapped one by one are measured as ever, the rest together as `other`."
                 )
         return self._depth
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:

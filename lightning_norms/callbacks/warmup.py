@@ -14,6 +14,7 @@ from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.learning_rate import (
     Factors,
     UnseenSteps,
+    configured_of,
     effective_learning_rates,
     factors_of,
     follow,
@@ -72,6 +73,10 @@ class Warmup(Callback):
             self._steps = []  # a new fit starts over; a checkpoint is loaded after this
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).remember(trainer)
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in on_fit_start: sharded strategies restore their state after it.
         if is_deepspeed(trainer.strategy):
@@ -79,6 +84,7 @@ class Warmup(Callback):
                 "Warmup: DeepSpeed steps an optimizer of its own, which this callback does not reach: use the WarmupLR "
                 "of DeepSpeed's configuration, or a scheduler in configure_optimizers."
             )
+        configured_of(trainer).warn(trainer)
         self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
         all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
         if any(NAME in factors.names() for factors in all_factors):  # a subclass, which Lightning takes for another one
@@ -138,6 +144,14 @@ class Warmup(Callback):
         if self._factors:
             self._factors = follow(self._factors, trainer.optimizers, stepping)
             self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -7,14 +7,14 @@
 
 So no scheduler and no code of the user, in ``training_step`` or anywhere else, ever sees a factor, nothing compounds,
 and a checkpoint holds the user's learning rate. Two callbacks cannot each do this alone, as torch runs post-hooks in
-the order of the pre-hooks: hence one :class:`Factors` for each optimizer, from :func:`factors_of`.
+the order of the pre-hooks: hence one :class:`Factors` for each optimizer, from :func:`.registry.factors_of`.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -22,9 +22,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_norms.anatomy.names import has_class_name
+from lightning_norms.learning_rate.rounding import RoundedUpdates
 from lightning_norms.learning_rate.step_hooks import StepHooks
-from lightning_norms.metrics import EFFECTIVE_LEARNING_RATE
 
 LearningRate = float | Tensor
 
@@ -32,7 +31,7 @@ LearningRate = float | Tensor
 class Factors:
     """Named factors on the learning rate of one optimizer, and the number of steps that it really took.
 
-    Get it with :func:`factors_of`. A step that a GradScaler skips is not taken and not counted.
+    Get it with :func:`.registry.factors_of`. A step that a GradScaler skips is not taken and not counted.
 
     Attributes:
         clock: the step at which the factors are evaluated; set it to resume, or to start a warmup afresh.
@@ -51,6 +50,8 @@ class Factors:
         self._scaled: list[_Scaled] = []
         self._used: list[LearningRate] = []
         self._is_applied = self._has_ended = self._has_warned = False
+        self._checked = 1.0  # factor at which half-precision weights were last seen to move
+        self._rounding: RoundedUpdates | None = None
         self._attach(optimizer)
 
     def _attach(self, optimizer: Optimizer) -> None:
@@ -61,16 +62,17 @@ class Factors:
             optimizer.register_state_dict_post_hook(self._after_state_dict),
             optimizer.register_load_state_dict_post_hook(self._after_load_state_dict),
         )
-        _FACTORS[optimizer] = self
+        FACTORS[optimizer] = self
 
-    def _detach(self) -> None:
+    def leave(self) -> None:
+        """Take everything off the optimizer."""
         self.hide()
         self._hooks.remove()
         for handle in self._handles:
             handle.remove()
         optimizer = self._optimizer()
         if optimizer is not None:
-            _FACTORS.pop(optimizer, None)
+            FACTORS.pop(optimizer, None)
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -79,7 +81,7 @@ class Factors:
 
     def move(self, optimizer: Optimizer) -> None:
         """Multiply the learning rates of another optimizer from now on; clock and factors go on."""
-        self._detach()
+        self.leave()
         self._attach(optimizer)
 
     def copy(self, optimizer: Optimizer) -> Factors:
@@ -98,7 +100,7 @@ class Factors:
         self.hide()
         self._by_name.pop(name, None)
         if not self._by_name:
-            self._detach()
+            self.leave()
 
     def names(self) -> tuple[str, ...]:
         """Names of all factors."""
@@ -110,7 +112,10 @@ class Factors:
 
     def factor(self) -> float:
         """The product of all factors at the present clock."""
-        return math.prod(factor(self.clock) for factor in self._by_name.values())
+        return self._factor_at(self.clock)
+
+    def _factor_at(self, clock: int) -> float:
+        return math.prod(factor(clock) for factor in self._by_name.values())
 
     def show(self) -> None:
         """Apply the factors now, for readers of ``group["lr"]``, until :meth:`hide` or the end of the next step."""
@@ -147,6 +152,9 @@ class Factors:
         if self._has_ended:  # a step under a GradScaler is cancelled before it begins
             self.cancel_step(False)
         self.show()
+        optimizer, factor = self._optimizer(), self.factor()
+        is_lowered = factor <= self._checked / 2 and self._factor_at(self.clock + 1) <= factor  # and does not rise
+        self._rounding = RoundedUpdates(optimizer) if is_lowered and optimizer is not None else None
 
     def _end_update(self) -> None:
         optimizer = self._optimizer()
@@ -156,12 +164,16 @@ class Factors:
         # fills a tensor lr in place, so that is copied.
         rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in optimizer.param_groups]
         self._warn_if_written(optimizer)
+        factor = self.factor()
         self.hide()
         self._has_ended = True
         if not self.is_cancelled and not was_skipped(optimizer):
             self._used = rates
             self.clock += 1
             self.taken += 1
+            if self._rounding is not None:
+                self._checked = 0.0 if self._rounding.warn(max(map(float, rates))) else factor  # said once
+        self._rounding = None
 
     def _warn_if_written(self, optimizer: Optimizer) -> None:
         if not self._has_warned and any(scaled.was_written() for scaled in self._scaled):
@@ -203,75 +215,8 @@ class _Scaled:
             self.group["lr"] = self.scheduled
 
 
-_FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
-
-
-def factors_of(optimizer: Any) -> Factors:
-    """The one :class:`Factors` of a torch optimizer, or of Lightning's wrapper around one; made on first use."""
-    inner = _unwrap(optimizer)
-    return _FACTORS[inner] if inner in _FACTORS else Factors(inner)
-
-
-def all_factors_of(optimizers: Iterable[Any]) -> list[Factors]:
-    """The :class:`Factors` of those optimizers that have some."""
-    return [_FACTORS[inner] for inner in map(_unwrap, optimizers) if inner in _FACTORS]
-
-
-def is_cancelled(optimizer: Any) -> bool:
-    """Whether the step of ``optimizer`` in progress, or else its last one, was told to move nothing."""
-    return any(factors.is_cancelled for factors in all_factors_of([optimizer]))
-
-
-def follow(all_factors: Sequence[Factors], optimizers: Sequence[Any], stepping: Any = None) -> list[Factors]:
-    """Let optimizers that were made anew in mid-run take over the factors of those that they replace.
-
-    A further optimizer gets the same factors at clock 0.
-
-    Args:
-        all_factors: the factors of the optimizers before, of which some may be gone.
-        optimizers: all optimizers of the run now.
-        stepping: the optimizer whose step is under way; its new factors count for this step.
-
-    Returns:
-        The factors of ``optimizers``, in their order.
-    """
-    inner = [_unwrap(optimizer) for optimizer in optimizers if optimizer.param_groups]
-    before = [factors.optimizer for factors in all_factors]
-    is_same = len(inner) == len(before) and all(one is other for one, other in zip(inner, before, strict=True))
-    if is_same or not all_factors or (stepping is not None and _unwrap(stepping) in _FACTORS):
-        return list(all_factors)
-    gone = [factors for factors in all_factors if all(factors.optimizer is not optimizer for optimizer in inner)]
-    for optimizer in inner:
-        if optimizer in _FACTORS:
-            continue
-        if gone:
-            gone.pop(0).move(optimizer)
-        else:
-            all_factors[0].copy(optimizer)
-        if stepping is not None and _unwrap(stepping) is optimizer:
-            _FACTORS[optimizer].show()
-    return [_FACTORS[optimizer] for optimizer in inner]
-
-
-def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
-    """Learning rates of the last steps of all optimizers of a run under their logged keys.
-
-    A group is called by its "name", or else by its number "0", "1", ...; with several optimizers "optimizer1/0" is the
-    first group of the second one.
-    """
-    rates = {}
-    for position, optimizer in enumerate(map(_unwrap, optimizers)):
-        owner = f"optimizer{position}/" if len(optimizers) > 1 else ""
-        names = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
-        if len(set(names)) < len(names):
-            names = [str(index) for index in range(len(names))]
-        for name, rate in zip(names, factors_of(optimizer).used(), strict=False):
-            rates[EFFECTIVE_LEARNING_RATE.of(owner + name)] = rate
-    return rates
-
-
-def _unwrap(optimizer: Any) -> Any:
-    return optimizer._optimizer if has_class_name(optimizer, "LightningOptimizer") else optimizer
+FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
+"""The one :class:`Factors` of each optimizer that has some."""
 
 
 def was_skipped(optimizer: Optimizer) -> bool:

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from typing_extensions import override
 
 from lightning_norms.anatomy.names import has_class_name
-from lightning_norms.learning_rate.factors import all_factors_of
+from lightning_norms.learning_rate.registry import all_factors_of
 
 
 class ShowFactors(Callback):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.sharding import to_local
-from lightning_norms.learning_rate.factors import is_cancelled, was_skipped
+from lightning_norms.learning_rate.factors import was_skipped
+from lightning_norms.learning_rate.registry import is_cancelled
 from lightning_norms.learning_rate.step_hooks import StepHooks
 
 

@@ -11,8 +11,9 @@ from torch.optim import LBFGS, SGD, lr_scheduler
 from torch.utils.data import DataLoader
 
 from lightning_norms.callbacks.warmup import Warmup
-from lightning_norms.learning_rate import factors_of
+from lightning_norms.learning_rate import factors_of, follow
 from lightning_norms.schedules import LinearWarmup
+from tests.callbacks.test_warmup import Cut
 
 LENGTH = 4
 FACTORS = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
@@ -240,3 +241,43 @@ def test_a_further_optimizer_is_warmed_up_from_its_own_first_step():
     assert module.trace == pytest.approx([0.1 * factor for factor in FACTORS], rel=1e-12)
     assert module.joined == pytest.approx([0.1 * factor for factor in FACTORS[:4]], rel=1e-12)
     assert warmup.state_dict() == {"steps": [6, 4]}
+
+
+def test_an_optimizer_that_is_dropped_keeps_nothing_of_ours():
+    class Alternates(Module):
+        """One optimizer in even epochs, the other one in odd epochs; none of both between them."""
+
+        def on_train_epoch_start(self):
+            self.both = getattr(self, "both", None) or [
+                *self.trainer.optimizers,
+                Recording(self.parameters(), self.trace),
+            ]
+            self.trainer.optimizers = [self.both[self.current_epoch % 2]]
+
+    module = Alternates()
+    fit(module, Warmup(LinearWarmup(6)), steps=-1, max_epochs=3, limit_train_batches=2)
+    assert module.trace == pytest.approx([0.1 * (step + 1) / 6 for step in range(6)], rel=1e-12)
+    assert not any(hooks for optimizer in module.both for name, hooks in vars(optimizer).items() if "_hooks" in name)
+
+
+def test_fewer_optimizers_than_before_leave_no_hook():
+    one, other = (Recording([nn.Parameter(torch.ones(1))], []) for _ in range(2))
+    all_factors = [factors_of(optimizer) for optimizer in (one, other)]
+    for factors in all_factors:
+        factors.set("warmup", lambda clock: 0.5)
+    assert follow(all_factors, []) == all_factors
+    assert [factors.optimizer for factors in follow(all_factors, [other])] == [other]
+    assert not any(hooks for name, hooks in vars(one).items() if "_hooks" in name)
+    other.step()
+    assert other.trace == [0.05]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("anew", [set_up_again, assign_a_list])
+def test_the_other_factors_go_along(anew, order):
+    module = MadeAnew(anew)
+    fit(module, *[Warmup(LinearWarmup(6)), Cut(at=1)][::order])
+    later = 0.2 if anew is assign_a_list else 0.1
+    cut = [1.0, *[0.5] * 5]
+    expected = [(0.1 if step < 3 else later) * (step + 1) / 6 * cut[step] for step in range(6)]
+    assert module.trace == pytest.approx(expected, rel=1e-12)
