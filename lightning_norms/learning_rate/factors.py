@@ -56,6 +56,8 @@ class Factors:
 
     def _attach(self, optimizer: Optimizer) -> None:
         _check(optimizer)
+        if optimizer in FACTORS:
+            FACTORS[optimizer].leave()
         self._optimizer = weakref.ref(optimizer)
         self._hooks = StepHooks(optimizer, self._begin_update, self._end_update, pause=self._restore)
         self._handles = (

@@ -42,11 +42,11 @@ def follow(all_factors: Sequence[Factors], optimizers: Sequence[Any], stepping: 
     inner = [_unwrap(optimizer) for optimizer in optimizers if optimizer.param_groups]
     before = [factors.optimizer for factors in all_factors]
     is_same = len(inner) == len(before) and all(one is other for one, other in zip(inner, before, strict=True))
-    if is_same or not inner or not all_factors or (stepping is not None and _unwrap(stepping) in FACTORS):
+    if is_same or not inner or not all_factors or _is_scaled(_unwrap(stepping)):
         return list(all_factors)
     gone = [factors for factors in all_factors if all(factors.optimizer is not optimizer for optimizer in inner)]
     for optimizer in inner:
-        if optimizer in FACTORS:
+        if _is_scaled(optimizer):
             continue
         if gone:
             gone.pop(0).move(optimizer)
@@ -74,6 +74,10 @@ def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
         for name, rate in zip(names, factors_of(optimizer).used(), strict=False):
             rates[EFFECTIVE_LEARNING_RATE.of(owner + name)] = rate
     return rates
+
+
+def _is_scaled(optimizer: Any) -> bool:
+    return any(factors.names() for factors in all_factors_of([optimizer]))
 
 
 def _unwrap(optimizer: Any) -> Any:
