@@ -151,8 +151,8 @@ class PastLightning(LightningModule):
     def training_step(self, batch, batch_idx):
         loss = stand_ins.Module.training_step(self, batch, batch_idx)
         if self.way == "accumulates":
-            self.manual_backward(loss / 5)
-            if batch_idx % 5 == 4:
+            self.manual_backward(loss / 2)
+            if batch_idx % 2:
                 self.optimizers().step()
                 self.optimizers().zero_grad()
             return
@@ -198,4 +198,4 @@ def test_a_module_that_accumulates_by_hand_is_left_in_peace(tmp_path):
     callbacks = [Warmup(LinearWarmup(2)), monitor(), AfterStep(), UnitMatrices()]
     module = PastLightning("accumulates")
     trainer(tmp_path, *callbacks, max_steps=-1, max_epochs=1).fit(module, stand_ins.loader())  # a warning is an error
-    assert module.counter.taken >= 1
+    assert module.counter.taken == 4
