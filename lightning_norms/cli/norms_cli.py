@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.cli import error_messages
+from lightning_norms.cli.configuration_wins import ConfigurationWins
 from lightning_norms.cli.write_fix import write_fix
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
@@ -128,6 +129,10 @@ class NormsCLI(LightningCLI):
         # Lightning lets the hyper-parameters in the checkpoint override the YAML file silently. The YAML file is what
         # the user wrote, so it wins; a shape that does not fit then fails when the weights are loaded.
         return
+
+    def before_fit(self) -> None:
+        """Let the YAML file win over the optimizers in the checkpoint, too; before the callbacks that would warn."""
+        self.trainer.callbacks.insert(0, ConfigurationWins())  # type: ignore[attr-defined]
 
     def before_diagnose(self) -> None:
         """Let trials of other seeds start from weights and data of their own."""
