@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from lightning_norms.measuring.batch_history import BatchHistory
 from lightning_norms.measuring.depth_history import DepthHistory
-from lightning_norms.metrics import GRAD_NORM, VAL_BITS_PER_BYTE
+from lightning_norms.measuring.scores import pick_scores
+from lightning_norms.metrics import GRAD_NORM
 from lightning_norms.reports.typed_json import as_plain
 
 FILE = "record.json"
@@ -24,7 +25,6 @@ CACHE_POSITIONS, CACHE_BYTES = 4096, 2
 """The key/value cache size is reported for this many tokens in bfloat16."""
 POINTS = 1000
 """Most validations in the record."""
-_SCORE_ENDS = VAL_BITS_PER_BYTE.of("{}").rpartition("/")[2]
 
 
 class RunRecord(Callback):
@@ -44,7 +44,7 @@ class RunRecord(Callback):
     Its state goes into checkpoints, so that an interrupted run that is resumed ends with the record of an uninterrupted
     one. A fit that crashes, or is interrupted, leaves no record. Losses are read from the device every 100 batches.
 
-    Works on any LightningModule: without our bits per byte, scores are what validation logs with "loss" in its name.
+    Works on any LightningModule: scores are the bits per byte that validation logs under any usual name, else its losses.
 
     Args:
         folder: where the file goes; null for the log folder.
@@ -99,7 +99,8 @@ class RunRecord(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             kept = self.curve if len(self.curve) < POINTS else self.curve[::2]
-            self.curve = [*kept, {"step": float(trainer.global_step), **_scores(trainer)}]
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.curve = [*kept, {"step": float(trainer.global_step), **pick_scores(metrics)}]
             self._has_news = True
 
     @override
@@ -149,13 +150,6 @@ def read(folder: str | Path) -> dict[str, Any]:
     """The record in a folder; a FileNotFoundError if no fit has ended there."""
     data: dict[str, Any] = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
     return data
-
-
-def _scores(trainer: Trainer) -> dict[str, float]:
-    """Validation set -> bits per byte; without any, the validation losses by their keys."""
-    values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val")}
-    ours = {name.split("/", 1)[1].rpartition("/")[0]: v for name, v in values.items() if name.endswith(_SCORE_ENDS)}
-    return ours or {name: value for name, value in values.items() if "loss" in name}
 
 
 def _events(trainer: Trainer) -> dict[str, int] | None:
