@@ -53,8 +53,8 @@ class BitsPerByte(Metric):
 
     .. math:: \text{bits per byte} = \frac{\sum \text{nats}}{\ln 2 \cdot \sum \text{UTF-8 bytes scored}}
 
-    The sum of the nats carries what float32 rounds away in a second number, and the bytes are whole: the result does not
-    depend on how the text was batched, also on devices without float64, such as Apple GPUs.
+    A second number keeps what float32 rounds away from the nats, and the bytes are whole: the result does not depend on
+    how the text was batched, also on devices without float64, such as Apple GPUs.
 
     Example:
         >>> metric = BitsPerByte()
