@@ -196,7 +196,8 @@ class DepthMonitor(Callback):
         try:
             if self.table:
                 _print_table(profile)
-            if self.picture and self._folder is not None:
+            has_depths = self._depth is not None and bool(self._depth.stacks)  # else there is nothing to see
+            if self.picture and has_depths and self._folder is not None:
                 self._draw(profile, trainer.loggers, self._folder)
         except Exception as error:  # a picture must never end a run that has finished
             rank_zero_warn(f"DepthMonitor: the run is fine, but its table or picture failed: {error!r}")

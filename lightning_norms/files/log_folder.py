@@ -66,6 +66,11 @@ def has_file(folder: Folder, name: str) -> bool:
     return bool(files.exists(f"{root}/{name}"))
 
 
+def is_url(folder: Folder) -> bool:
+    """Return whether a folder is not simply a path."""
+    return "://" in str(folder)
+
+
 def _behind(last: bytes, line: str) -> bytes:
     """Return the line as bytes; a process that died in the middle of its own line, ending in ``last``, gets an end."""
     return (b"" if last in (b"", b"\n") else b"\n") + f"{line}\n".encode()
@@ -76,7 +81,7 @@ def _local_path(folder: Folder) -> Path | None:
     text = str(folder)
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
-    return None if "://" in text else Path(text)
+    return None if is_url(text) else Path(text)
 
 
 def _open(folder: Folder) -> tuple[Any, str]:

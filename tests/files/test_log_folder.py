@@ -1,10 +1,12 @@
 """Files in a log folder: a path, a file:// URL, or a bucket (here fsspec's memory://)."""
 
 import json
+import warnings
 from types import SimpleNamespace
 
 import fsspec
 import pytest
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
@@ -61,11 +63,21 @@ def test_a_resumed_run_goes_on_in_the_same_file(folder):
 
 
 class NaNAtTwo(Mine):
+    def __init__(self):
+        super().__init__()
+        parts = ([torch.nn.Linear(3, 3), torch.nn.Tanh()] for _ in range(3))
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*part) for part in parts)
+
     def training_step(self, batch, batch_idx):
-        return self.weight.sum() * (float("nan") if batch_idx == 2 else 1.0)
+        x = self.weight
+        for block in self.blocks:
+            x = x + block(x)
+        return x.sum() * (float("nan") if batch_idx == 2 else 1.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-@pytest.mark.filterwarnings("ignore:DepthMonitor. there are no depths to tell apart")
 def test_everything_of_a_run_goes_where_its_logger_writes(folder):
     callbacks = [DepthMonitor(every_n_steps=1, table=False), LRFallback(), RunRecord()]
     logger = CSVLogger(str(folder), name="run", version=0)
@@ -89,10 +101,20 @@ def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path):
 def test_a_trial_run_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callbacks = [DepthMonitor(every_n_steps=1, table=False), LRFallback(), RunRecord()]
-    module = NaNAtTwo()
-    module.training_step = lambda batch, batch_idx: module.weight.sum() * float("nan")
-    with pytest.warns(UserWarning, match="no depths"):
-        Trainer(fast_dev_run=2, callbacks=callbacks, **QUIET).fit(module, loader(), loader(1))
+    Trainer(fast_dev_run=3, callbacks=callbacks, **QUIET).fit(NaNAtTwo(), loader(), loader(1))
+    assert [event.action for event in callbacks[1].events] == ["skip"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_epochs": 0}, {"max_steps": 3}])
+def test_a_run_with_nothing_to_tell_leaves_nothing(options, tmp_path):
+    """No step was taken, or there are no depths and nothing happened."""
+    callbacks = [DepthMonitor(every_n_steps=1, table=False), LRFallback()]
+    callbacks += [] if options == {"max_steps": 3} else [RunRecord()]
+    trainer = Trainer(**options, logger=False, default_root_dir=tmp_path, callbacks=callbacks, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(Mine(), loader(), loader(1))
     assert list(tmp_path.iterdir()) == []
 
 
