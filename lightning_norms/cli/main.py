@@ -59,11 +59,11 @@ def _use_utf8() -> None:
     """Start this process again in Python's UTF-8 mode where the locale has another encoding: our files are UTF-8."""
     if sys.flags.utf8_mode or codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8":
         return
-    os.environ["PYTHONUTF8"] = "1"  # for the processes of a run, too
     words = [sys.executable, *sys.orig_argv[1:]]
+    environment = {**os.environ, "PYTHONUTF8": "1"}  # for the processes of a run, too
     if os.name == "nt":  # where a process cannot become another one
-        raise SystemExit(subprocess.call(words))
-    os.execv(sys.executable, words)
+        raise SystemExit(subprocess.call(words, env=environment))
+    os.execve(sys.executable, words, environment)
 
 
 def _run(words: list[str]) -> None:

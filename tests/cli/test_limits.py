@@ -98,7 +98,7 @@ def test_another_locale_starts_python_anew(encoding, mode, restarts, monkeypatch
     monkeypatch.setattr(entry, "sys", types.SimpleNamespace(**python))
     monkeypatch.setenv("PYTHONUTF8", "0")
     started = []
-    monkeypatch.setattr(os, "execv", lambda file, words: started.append((file, words, os.environ["PYTHONUTF8"])))
+    monkeypatch.setattr(os, "execve", lambda file, words, env: started.append((file, words, env["PYTHONUTF8"])))
     entry._use_utf8()
     assert started == [("python", ["python", "-m", "x"], "1")] * restarts
 
