@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,6 +16,7 @@ from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale
 from lightning_norms.checks import check_switches, check_whole
+from lightning_norms.files.log_folder import find_log_folder, write_file
 from lightning_norms.learning_rate import UnseenSteps, configured_of, is_cancelled
 from lightning_norms.measuring.depth_history import DepthHistory, Profile
 from lightning_norms.measuring.measured_step import MeasuredStep, read_steps
@@ -90,7 +90,7 @@ class DepthMonitor(Callback):
         self._pending: list[MeasuredStep] = []
         self._hooks = ExitStack()
         self._meter: StreamMeter | None = None
-        self._folder: Path | None = None
+        self._folder: str | None = None
         self._every = 0  # nothing is recorded
         self._unreported = False
         self._unseen: UnseenSteps | None = None
@@ -101,7 +101,7 @@ class DepthMonitor(Callback):
         self._detach()
         self._start_afresh()
         configured_of(trainer).remember(trainer)
-        self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # every rank must be here to answer
+        self._folder = find_log_folder(trainer)  # every rank must be here to answer
         if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
             return
@@ -171,7 +171,7 @@ class DepthMonitor(Callback):
         self.history.add(self._pending[0].count, logged_step, values)
         self._pending, self._unreported = [], True
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=logged_step)
+            logger.log_metrics(metrics=values, step=logged_step)
 
     def _map(self, pl_module: LightningModule) -> DepthMap:
         if self._depth is None:
@@ -219,16 +219,17 @@ class DepthMonitor(Callback):
         try:
             if self.table:
                 _print_table(profile)
-            if self.picture and not getattr(trainer, "fast_dev_run", False):
-                self._draw(profile, trainer.loggers)
+            has_depths = self._depth is not None and bool(self._depth.stacks)  # else there is nothing to see
+            if self.picture and has_depths and self._folder is not None:
+                self._draw(profile, trainer.loggers, self._folder)
         except Exception as error:  # a picture must never end a run that has finished
             rank_zero_warn(f"DepthMonitor: the run is fine, but its table or picture failed: {error!r}")
 
-    def _draw(self, profile: Profile, loggers: Iterable[Any]) -> None:
-        from lightning_norms.reports.depth_picture import depth_heat_map, pixels, save_png
+    def _draw(self, profile: Profile, loggers: Iterable[Any], folder: str) -> None:
+        from lightning_norms.reports.depth_picture import depth_heat_map, pixels, png
 
         figure = depth_heat_map(profile, TITLE, "L2 norm of the gradient")
-        path = save_png(figure, (self._folder or Path.cwd()) / PICTURE)
+        path = write_file(folder, PICTURE, png(figure))
         print(f"Gradient norm by depth, as a picture: {path}")
         for logger in loggers:
             add_image = getattr(getattr(logger, "experiment", None), "add_image", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,6 +15,7 @@ from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.rescaling import check_rule
 from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.checks import check_pattern, check_switches, check_whole
+from lightning_norms.files.log_folder import find_log_folder
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
@@ -139,7 +139,7 @@ class LRFallback(Callback):
             self._switch_off(trainer, optimizer)
             return
         intervention = self._new_intervention(trainer, pl_module, self.rescue, rule=self.rule, pattern=self.pattern)
-        folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
+        folder = find_log_folder(trainer)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
         if self._restored:
             self.rescue.load_state_dict(self._restored)
@@ -258,4 +258,4 @@ class LRFallback(Callback):
 
     def _log(self, trainer: Trainer, intervention: Intervention) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(intervention.metrics(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(metrics=intervention.metrics(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)

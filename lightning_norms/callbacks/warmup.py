@@ -123,7 +123,7 @@ class Warmup(Callback):
             # At the step number of the losses that `self.log` wrote for this step.
             rates = effective_learning_rates(self._optimizers)
             for logger in trainer.loggers:
-                logger.log_metrics(rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+                logger.log_metrics(metrics=rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

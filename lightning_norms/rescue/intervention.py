@@ -76,8 +76,8 @@ class Intervention:
         if self._rule is not None:
             self._matrices(self._rule)  # the error about a model in which nothing is found belongs here
         if self._rescue.state.steps == 0:
-            size = self.snapshots.keep_start().bytes / 1e6
-            rank_zero_info(f"LRFallback: keeps the start, {size:.1f} MB, and later one healthy snapshot.")
+            size = in_units(self.snapshots.keep_start().bytes)
+            rank_zero_info(f"LRFallback: keeps the start, {size}, and later one healthy snapshot.")
         elif self.snapshots.healthy is None and not self._rescue.watch.stall.is_suspicious():
             self.snapshots.keep_healthy(self._rescue.state.steps)
 
@@ -212,6 +212,17 @@ class Intervention:
 
     def _matrices(self, rule: RescaleRule) -> list[Matrix]:
         return [matrix for matrix in matrices_of(rule, self._module, self._pattern) if matrix.parameter.requires_grad]
+
+
+def in_units(count: int) -> str:
+    """Return a number of bytes as people write it.
+
+    Example:
+        >>> in_units(624), in_units(4_512), in_units(3_900_000_000)
+        ('624 bytes', '4.5 kB', '3.9 GB')
+    """
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+    return next((f"{count / size:.1f} {unit}" for unit, size in units.items() if count >= size), f"{count} bytes")
 
 
 def _refuse(trainer: Any) -> None:
