@@ -135,7 +135,8 @@ def test_a_block_with_an_unknown_half_is_an_error_and_not_left_out():
     del net[1].mlp
     net[1].mystery = nn.Conv2d(8, 8, 3)
     with pytest.raises(
-        ValueError, match=r"(?s)do not cover all blocks alike \(1 in block 1; 2 in blocks 0, 2\).*attn\."
+        ValueError,
+        match=r"(?s)no sublayer claims 1\.mystery\.weight \[8, 8, 3, 3\]: give pattern=.*of 0:.*attn\..*of 1:",
     ):
         residual_writers(net)
 
