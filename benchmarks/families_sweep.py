@@ -1,4 +1,4 @@
-"""Every architecture of Hugging Face's transformers that builds from a small config: are its residual writers read right?
+"""Are the residual writers read right in every architecture of transformers that builds from a small config?
 
     python -m benchmarks.families_sweep --out sweep.json [--models bert gpt2] [--seconds 40]
 

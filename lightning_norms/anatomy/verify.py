@@ -1,6 +1,7 @@
 """The functional check of residual writers: what they are, shown by running the network.
 
-With the writers of a stack at zero, no other matrix of its blocks reaches the output; with any one of them back, it does.
+With the writers of a stack at zero, no other matrix of its blocks reaches the output; with any one of them back, it
+does.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _has_skip(block: nn.Module, run: Callable[[], Tensor]) -> bool:
     def disturb(_: nn.Module, args: Any, kwargs: Any) -> Any:
         return tree_map_only(Tensor, lambda x: x + torch.randn_like(x) if x.is_floating_point() else x, (args, kwargs))
 
-    keep = block.register_forward_hook(lambda _, inputs, output: outputs.append(_first_tensor(output)))
+    keep = block.register_forward_hook(lambda _, __, output: outputs.append(_first_tensor(output)))
     run()
     change = block.register_forward_pre_hook(disturb, with_kwargs=True)
     run()

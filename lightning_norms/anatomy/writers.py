@@ -181,9 +181,9 @@ def _collect(
 
 
 def _doubtful(module: nn.Module, doubts: Sequence[str], argument: str) -> str:
-    more = f" and {len(doubts) - 3} more" if len(doubts) > 3 else ""
+    names = ", ".join(doubts[:3]) + (f" and {len(doubts) - 3} more" if len(doubts) > 3 else "")
     return (
-        f"the residual writers are not certain, since no sublayer claims {', '.join(doubts[:3])}{more}: give {argument}= "
+        f"the residual writers are not certain, since no sublayer claims {names}: give {argument}= "
         r"a regular expression for the names of all writers, as r'(o_proj|down_proj)\.weight$'. "
         f"Seen:\n{describe(module)}"
     )

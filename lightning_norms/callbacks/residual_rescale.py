@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.fresh_weights import already_scaled, evidence_of_training
 from lightning_norms.anatomy.rescaling import check_rule, is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.anatomy.writers import Matrix
@@ -101,9 +101,10 @@ class ResidualRescale(Callback):
         matrices = matrices_of(self.rule, pl_module, self.pattern, self.value_pattern)
         if any(matrix.parameter.is_meta for matrix in matrices):
             raise ValueError("ResidualRescale: the weights are still on the meta device: give them values before fit")
-        if self.when == "auto" and trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False):
+        evidence = evidence_of_training(pl_module) if self.when == "auto" else None
+        if trainer.strategy.reduce_boolean_decision(evidence is not None, all=False):
             raise ValueError(
-                "ResidualRescale: these weights have been trained (a norm's gain or bias is no longer one constant), "
+                f"ResidualRescale: these weights have been trained ({evidence or 'another rank says so'}), "
                 "and rescaling them would change the model; remove the callback, or say `when: always`."
             )
         if self.when == "auto" and already_scaled(matrices, self.rule):
