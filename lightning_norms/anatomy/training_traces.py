@@ -91,7 +91,7 @@ def _have_one_spread(biases: Sequence[Tensor]) -> bool:
     spreads = torch.tensor([float((bias / deviation).square().mean()) for bias in biases])
     sizes = torch.tensor([bias.numel() for bias in biases])
     misses = ((spreads - 1).square() * sizes / max(0.5, tails - 1)).mean()
-    is_usual = bool(deviation < 1e-4 or (deviation / 0.02 - 1).abs() < 0.1)  # 20 steps of Adam may also look normal
+    is_usual = bool(deviation < 1e-4 or (deviation / 0.02 - 1).abs() < 0.05)  # 20 steps of Adam may also look normal
     return is_usual and abs(tails - 3) < 4 * (24 / count) ** 0.5 and bool(misses < 1 + 5 * (2 / len(biases)) ** 0.5)
 
 

@@ -22,6 +22,7 @@ from lightning_norms.anatomy.fused_qkv import VALUE, Fused, is_fused, layout_of
 from lightning_norms.anatomy.matrices import Projection, refuses_scaling
 from lightning_norms.anatomy.names import clean_name, join, unwrap
 from lightning_norms.anatomy.sharding import to_local
+from lightning_norms.anatomy.skips import lacks_skip
 from lightning_norms.anatomy.stacks import Block, Stack, find_stacks
 from lightning_norms.anatomy.sublayers import Sublayer, find_sublayers
 
@@ -160,24 +161,40 @@ def _collect(
     module: nn.Module, select: Callable[[Block], _Selection], pattern: str | None, argument: str
 ) -> tuple[Matrix, ...]:
     matrices: dict[int, Matrix] = {}
+    plain: list[str] = []
     what = f"{argument}={pattern!r}"
     for stack in find_stacks(module):
         selections = [select(block) for block in stack.blocks]
         doubts = [doubt for selection in selections for doubt in selection.doubts]
         if doubts:
             raise ValueError(_doubtful(module, doubts, argument))
+        if _is_plain(module, stack, selections):
+            plain.append(stack.path)
+            continue
         uneven = _unevenness(stack, selections)
         if uneven:
             does_not = f"{what} does not match" if pattern else "the writers found do not cover"
             raise ValueError(f"{does_not} all blocks alike ({uneven}). Seen:\n{describe(module)}")
         for matrix in _matrices(stack, selections):
             matrices.setdefault(id(matrix.parameter), matrix)
+    if not matrices and plain:
+        raise ValueError(
+            f"the blocks of {' and '.join(plain)} have no residual branches, since nothing passes around their "
+            f"matrices: there is nothing to scale, or give {argument}= a regular expression. Seen:\n{describe(module)}"
+        )
     if not matrices:
         nothing = f"{what} matches nothing" if pattern else "no residual writers were found"
         flat = any("_flat_param" in name for name, _ in module.named_parameters())
         then = "FSDP has merged the weights: use_orig_params=True" if flat else f"give {argument}= a regular expression"
         raise ValueError(f"{nothing}: {then}. Seen:\n{describe(module)}")
     return tuple(matrices.values())
+
+
+def _is_plain(module: nn.Module, stack: Stack, selections: Sequence[_Selection]) -> bool:
+    """Whether the blocks of a stack are known to have no skip; an attention does not stand without one."""
+    if {kind for selection in selections for kind in selection.kinds} != {"feed_forward"}:
+        return False
+    return lacks_skip(module, stack, frozenset().union(*(selection.writers for selection in selections)))
 
 
 def _doubtful(module: nn.Module, doubts: Sequence[str], argument: str) -> str:

@@ -33,7 +33,8 @@ class ResidualRescale(Callback):
                               ├─ the init already has the factor ──> untouched, one line says so
                               └─ fresh ────────────────────────────> W <- gain(layer, layers) * W, one line says so
 
-    Only these matrices change. Frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
+    Only these matrices change, with equal copies of them that the module or a callback keeps (a teacher, a moving
+    average). Other frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
     predict change no weight. The module is marked with ``residual_rescaled = True``, and the callback's state goes into
     checkpoints. A learning rate from ``Tuner.lr_find`` belongs to the model before the rescale.
 
@@ -111,7 +112,8 @@ class ResidualRescale(Callback):
             self._settle(pl_module, [])
             rank_zero_info(f"ResidualRescale: this init already has {self.rule}; nothing changed.")
             return
-        factors = rescale(matrices, self.rule)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        factors = rescale(matrices, self.rule, holders=[pl_module, *callbacks])
         if factors:
             self._settle(pl_module, factors)
         rank_zero_info(_line(self.rule, matrices, factors))
