@@ -11,6 +11,7 @@ Found from the module tree and from the widths that modules say of themselves, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from lightning_norms.anatomy.matrices import (
     projections_of,
 )
 from lightning_norms.anatomy.names import unwrap
+
+VALUES = re.compile(r"v|attn|in_proj", re.IGNORECASE)
+NORM = re.compile(r"norm_?\d*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ def _visit(module: nn.Module, path: str, width: int, complete: list[Sublayer]) -
     """Append the sublayers under ``module`` to ``complete``; return what waits for a partner further up the tree."""
     loose = [matrix for matrix in projections_of(module, path) if not matrix.is_of_positions]
     for name, child in children_of(module, path):
-        loose += _visit(child, name, width, complete)
+        if not NORM.search(name.rpartition(".")[2]):  # a norm with a network of its own writes nowhere
+            loose += _visit(child, name, width, complete)
     attention = _attention(loose)
     loose = _without(loose, attention)
     feed_forwards = _feed_forwards(loose, width, among_others=bool(attention) or any(m.reads for m in loose))
@@ -91,7 +96,9 @@ def _attention(loose: Sequence[Projection]) -> list[Sublayer]:
     """One attention, if its readers and its writer have met at this height of the tree."""
     readers = tuple(matrix for matrix in loose if matrix.reads)
     width = readers[0].inputs if readers else 0
-    others = [matrix for matrix in loose if not matrix.reads]
+    others = [matrix for matrix in loose if not matrix.reads and not matrix.only_modulates]
+    if not any(VALUES.search(matrix.word) for matrix in readers):
+        return []  # an index over keys, as of DeepSeek's sparse attention, gives weights and no values
     if readers and not width:  # bare parameters: only their names say what they are
         candidates = [matrix for matrix in others if not matrix.inputs and WRITER.search(matrix.word)]
     else:

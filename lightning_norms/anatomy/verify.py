@@ -6,7 +6,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +30,7 @@ class Finding:
 
     kind: Literal["leak", "idle", "unused"]
     """``leak``: another matrix of the blocks reaches the output; ``idle``: a writer does not; ``unused``: the run does
-    not depend on this stack, so that it shows nothing."""
+    not depend on this stack or matrix, so that it shows nothing."""
     name: str
 
 
@@ -41,10 +41,10 @@ def check_writers(
     """Compare ``writers`` with what ``run()``, a deterministic forward through ``module``, depends on.
 
     Weights are overwritten with random numbers of a readable size during the check and put back at its end; an empty
-    list says that the writers are right. ``spared`` are tensors beside the blocks' own, such as adapters.
+    list says that the writers are right. ``spared`` are tensors that stay as they are, such as adapters.
     """
     with _put_back(module), torch.random.fork_rng(devices=[]):
-        _make_readable(module)
+        _make_readable(module, {id(tensor) for tensor in spared})
         return [f for stack in DepthMap.of(module).stacks for f in _check_stack(stack, writers, run, spared)]
 
 
@@ -61,6 +61,8 @@ def _check_stack(
     if not own and not _has_skip(stack.blocks[0].module, run):
         return  # a stem of convolutions, not a stack of residual blocks
     saved = {id(matrix): matrix.parameter.clone() for matrix in own}
+    whole = run()
+    used = {id(m) for m in own if _differs(whole, _with_other_numbers([(m.name, m.parameter)], run))}
     for matrix in own:
         matrix.parameter.zero_()
     silent = run()
@@ -71,7 +73,7 @@ def _check_stack(
     for matrix in own:
         matrix.parameter.copy_(saved[id(matrix)])
         if not _differs(silent, run()):
-            yield Finding("idle", matrix.name)
+            yield Finding("idle" if id(matrix) in used else "unused", matrix.name)
         matrix.parameter.zero_()
     for matrix in own:
         matrix.parameter.copy_(saved[id(matrix)])
@@ -113,11 +115,11 @@ def _first_tensor(output: Any) -> Tensor:
     return next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
-def _make_readable(module: nn.Module) -> None:
+def _make_readable(module: nn.Module, spared: Collection[int]) -> None:
     """No bias, no zero and no vanishing gain: what a branch gives is then what its matrices say."""
     torch.manual_seed(2)
     for name, parameter in module.named_parameters():
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() or id(parameter) in spared:
             continue
         if parameter.ndim > 1:
             _randomize(parameter)
