@@ -77,6 +77,9 @@ ATTEMPTS = (
     {"head_dim": 8},
     {"image_size": 64, "patch_size": 4},
     {"q_lora_rank": None},
+    {"head_dim": None, "v_head_dim": None},
+    {"num_attention_heads": None, "num_heads": None, "num_key_value_heads": None, "head_dim": None, "v_head_dim": None},
+    {"num_hidden_layers": None, "head_dim": None},
 )
 
 
@@ -238,6 +241,17 @@ def in_a_process(kind: str, seconds: int) -> dict[str, Any]:
     return json.loads(text) if text else {"outcome": "not built", "why": f"no answer within {seconds} s of computing"}
 
 
+def table(results: dict[str, Any]) -> str:
+    """Counts, and the architectures of every outcome, as Markdown."""
+    tried = [kind for kind in results if results[kind]["outcome"] != "not built"]
+    lines = [f"{len(tried)} architectures of transformers' AutoModel built from a small config.", ""]
+    lines += ["| outcome | count | architectures |", "|---|---|---|"]
+    for outcome in OUTCOMES:
+        kinds = [kind for kind, result in sorted(results.items()) if result["outcome"] == outcome]
+        lines.append(f"| {outcome} | {len(kinds)} | {', '.join(kinds)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Sweep, and write the results after every model."""
     import transformers
@@ -257,6 +271,7 @@ def main() -> None:
             results[kind] = in_a_process(kind, options.seconds)
             print(f"{kind:28} {results[kind]['outcome']:10} {results[kind].get('why', '')[:90]!r}", flush=True)
             options.out.write_text(json.dumps(results, indent=1))
+            options.out.with_suffix(".md").write_text(table(results))
     print(Counter(result["outcome"] for result in results.values()))
 
 

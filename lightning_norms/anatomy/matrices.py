@@ -20,10 +20,13 @@ READER = re.compile(
 """Words for what reads a stream for attention or a state-space mixer: query, key, value, or several in one matrix."""
 POSITION = re.compile(r"(^|_)(r|rel|pos|position|relative)(_|$)", re.IGNORECASE)
 """Words for what reads relative positions, as in Transformer-XL and DeBERTa, and never writes into the stream."""
-MODULATOR = re.compile(r"router|(^|_)gates?(_|$)|^g(_?[ab12])?(_proj)?$|modulation|ada_?ln|^depthwise", re.IGNORECASE)
-"""Words for routers, gates and adaptive norms."""
+MODULATOR = re.compile(
+    r"router|(^|_)(gates?|gating)(_|$)|^g(_?[ab12])?(_proj)?$|modulation|ada_?ln|^sr$|sequence_reduction", re.IGNORECASE
+)
+"""Words for routers, gates, adaptive norms, and what shortens the sequence that keys and values read."""
 WRITER = re.compile(r"(^|_)(o|out|output|proj|dense|c_proj|wo|projection)(_|$)|out_?(proj|lin)|dense$", re.IGNORECASE)
-"""Words for the output of an attention."""
+SURE_WRITER = re.compile(r"^(w_?|to_?|linear_?|lin_?|attn_?)?(o|out|output)(_|$)|^c_proj$", re.IGNORECASE)
+"""Words for the output of an attention, and those of them that stand for nothing else."""
 ADAPTERS = re.compile(r"^(lora_|modules_to_save$|ia3_|oft_|hada_|lokr_|loha_)")
 EXPERTS_IN, EXPERTS_OUT = re.compile(r"gate_up_proj|up_proj|w1|v1|w3|wi"), re.compile(r"down_proj|w2|wo")
 TABLE = re.compile(r"bias|table|emb|token|a_log|^time_|lambda|gamma|scale|alpha|beta", re.IGNORECASE)

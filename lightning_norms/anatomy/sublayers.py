@@ -20,6 +20,7 @@ from torch import nn
 from lightning_norms.anatomy.matrices import (
     EXPERTS_IN,
     EXPERTS_OUT,
+    SURE_WRITER,
     WRITER,
     Projection,
     all_projections,
@@ -79,7 +80,7 @@ def _visit(module: nn.Module, path: str, width: int, complete: list[Sublayer]) -
     for name, child in children_of(module, path):
         if not NORM.search(name.rpartition(".")[2]):  # a norm with a network of its own writes nowhere
             loose += _visit(child, name, width, complete)
-    attention = _attention(loose)
+    attention = _attention(loose, by_name_only=bool(path))
     loose = _without(loose, attention)
     feed_forwards = _feed_forwards(loose, width, among_others=bool(attention) or any(m.reads for m in loose))
     complete += attention + feed_forwards
@@ -92,8 +93,8 @@ def _without(loose: Sequence[Projection], sublayers: Sequence[Sublayer]) -> list
     return [matrix for matrix in loose if id(matrix.parameter) not in used]
 
 
-def _attention(loose: Sequence[Projection]) -> list[Sublayer]:
-    """One attention, if its readers and its writer have met at this height of the tree."""
+def _attention(loose: Sequence[Projection], by_name_only: bool) -> list[Sublayer]:
+    """One attention, if its readers and its writer have met at this height of the tree, which may lack a usual name."""
     readers = tuple(matrix for matrix in loose if matrix.reads)
     width = readers[0].inputs if readers else 0
     others = [matrix for matrix in loose if not matrix.reads and not matrix.only_modulates]
@@ -104,8 +105,10 @@ def _attention(loose: Sequence[Projection]) -> list[Sublayer]:
     else:
         candidates = [matrix for matrix in others if matrix.outputs == width > 0]
     if candidates:
-        writer = next((matrix for matrix in candidates if WRITER.search(matrix.word)), candidates[0])
-        return [Sublayer("attention", writer, readers)]
+        named = [matrix for word in (SURE_WRITER, WRITER) for matrix in candidates if word.search(matrix.word)]
+        if named or not by_name_only:
+            return [Sublayer("attention", (named or candidates)[0], readers)]
+        return []
     # RWKV mixes channels by key and value: the value reads what the key gives.
     values = [m for m in readers if m.word == "value" and m.outputs == width]
     if values and {m.word for m in readers} == {"key", "receptance", "value"}:

@@ -54,7 +54,7 @@ def _check_stack(
     inside = {id(p): (name, p) for block in stack.blocks for name, p in block.module.named_parameters()}
     own = [matrix for matrix in writers if id(matrix.parameter) in inside]
     left = {id(tensor) for tensor in (*spared, *(matrix.parameter for matrix in own))}
-    others = [(n, p) for key, (n, p) in inside.items() if p.ndim > 1 and p.is_floating_point() and key not in left]
+    others = [(n, p) for key, (n, p) in inside.items() if _maps(n, p) and key not in left]
     if not _differs(run(), _with_other_numbers([*others, *((m.name, m.parameter) for m in own)], run)):
         yield Finding("unused", stack.path)
         return
@@ -121,12 +121,16 @@ def _make_readable(module: nn.Module, spared: Collection[int]) -> None:
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or id(parameter) in spared:
             continue
-        if parameter.ndim > 1:
+        if _maps(name, parameter):
             _randomize(parameter)
         elif name.endswith("bias"):
             parameter.zero_()
         elif not parameter.any() or parameter.abs().max() < 0.1:  # gates and layer scales
             parameter.uniform_(0.5, 1.5)
+
+
+def _maps(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim > 1 and parameter.is_floating_point() and not name.endswith("bias")  # of experts: [n, width]
 
 
 def _randomize(parameter: Tensor) -> None:
