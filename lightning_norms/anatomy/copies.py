@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from lightning_norms.anatomy.sharding import to_local
 from lightning_norms.anatomy.writers import Matrix
 
 DEPTH = 5  # containers and plain objects in each other, below a holder
+REGISTERED = ("_parameters", "_buffers", "_modules")
+AVERAGE = re.compile(r"ema|averag|shadow|teacher|target|momentum|slow|swa", re.IGNORECASE)
 LONGEST = 10_000  # items of a container that is looked through: a data set is none
 
 
@@ -48,25 +51,30 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(to_local(one.detach()), to_local(other.detach()))
 
 
-def _tensors(value: Any, depth: int, visited: set[int]) -> Iterator[Tensor]:
-    """Every matrix below ``value``, in order: in modules, containers, and attributes of plain objects."""
+def _tensors(value: Any, depth: int, visited: set[int], is_copy: bool = False) -> Iterator[Tensor]:
+    """Every matrix below ``value``, in order; in containers only where ``is_copy``, since they may record a start."""
     if isinstance(value, Tensor):
-        if value.is_floating_point() and value.ndim > 1 and not value.is_meta:
+        if is_copy and value.is_floating_point() and value.ndim > 1 and not value.is_meta:
             yield value
         return
     if depth < 0 or id(value) in visited or has_class_name(value, "Trainer", "Optimizer", "Dataset"):
         return
     visited.add(id(value))
-    for part in _parts(value):
-        yield from _tensors(part, depth if isinstance(part, nn.Module) else depth - 1, visited)
+    for part, is_copied in _parts(value, is_copy, depth == DEPTH):
+        yield from _tensors(part, depth if isinstance(part, nn.Module) else depth - 1, visited, is_copied)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: Any, is_copy: bool, is_holder: bool) -> list[tuple[Any, bool]]:
     if isinstance(value, dict):
-        return list(value.values())[:LONGEST]
+        return [(part, is_copy) for part in list(value.values())[:LONGEST]]
     if isinstance(value, list | tuple | set | frozenset):
-        return value if len(value) <= LONGEST else ()
+        return [(part, is_copy) for part in value] if len(value) <= LONGEST else []
+    if isinstance(value, type):
+        return []
+    attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in REGISTERED}
+    parts = []
     if isinstance(value, nn.Module):
-        own = [part for name, part in vars(value).items() if name not in ("_parameters", "_buffers", "_modules")]
-        return [*value._parameters.values(), *value._buffers.values(), *value._modules.values(), *own]
-    return list(getattr(value, "__dict__", {}).values()) if not isinstance(value, type) else ()
+        registered = (value._parameters, value._buffers, value._modules)
+        parts = [(part, True) for group in registered for part in group.values()]
+    is_own = not is_holder and not isinstance(value, nn.Module)  # an object that keeps averages
+    return parts + [(part, is_own or AVERAGE.search(name) is not None) for name, part in attributes.items()]

@@ -351,7 +351,7 @@ class Shadow:
 class Averages(Callback):
     def __init__(self, module):
         self.average = copy.deepcopy(module)
-        self.by_name = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self.shadow = {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
 def with_copies(decoder):
@@ -365,12 +365,14 @@ def with_copies(decoder):
 def test_a_copy_of_the_student_stays_a_copy(tmp_path, build):
     module, averages = with_copies(seeded(build))
     before = weights(module.decoder)
+    module.start = weights(module.decoder)  # a record of the start, not a copy that trains on
     ResidualRescale(DepthRescale()).on_fit_start(trainer(tmp_path, averages), module)
     after = dict(module.decoder.named_parameters())
     changed = [name for name, old in before.items() if not torch.equal(after[name], old)]
     assert len(changed) == 4  # two writers in all blocks but the lowest, whose factor is 1
+    assert all(torch.equal(module.start[name], old) for name, old in before.items())
     copies = [[*net.parameters()] for net in (module.teacher, module.hidden[0], averages.average)]
-    for copied in (*copies, module.shadow.shadow_params, averages.by_name.values()):
+    for copied in (*copies, module.shadow.shadow_params, averages.shadow.values()):
         assert all(torch.equal(tensor, weight) for tensor, weight in zip(copied, after.values(), strict=True))
 
 
