@@ -55,6 +55,7 @@ def find_unclaimed(block: nn.Module, sublayers: Sequence[Sublayer]) -> tuple[Pro
     """The matrices of ``block`` that may write into its stream or read it for attention, and are in no sublayer.
 
     A matrix that gives another width than the stream's writes nowhere by itself: a router, a step of a state space.
+    A block that changes the width is a stage, whose blocks are the layers.
     """
     claimed = {id(matrix.parameter) for sublayer in sublayers for matrix in (sublayer.writer, *sublayer.readers)}
     widths = {_width(unwrap(block), ""), *(sublayer.writer.outputs for sublayer in sublayers)}
@@ -63,7 +64,13 @@ def find_unclaimed(block: nn.Module, sublayers: Sequence[Sublayer]) -> tuple[Pro
         for matrix in all_projections(unwrap(block))
         if id(matrix.parameter) not in claimed
         and not matrix.only_modulates
-        and (matrix.reads or not matrix.outputs or matrix.outputs in widths or not sublayers)
+        and (
+            matrix.reads
+            or not matrix.outputs
+            or matrix.outputs in widths
+            or not sublayers
+            or "downsample" in matrix.name
+        )
     )
 
 
