@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.fresh_weights import already_scaled, evidence_of_training
 from lightning_norms.anatomy.stacks import Stack
 from lightning_norms.anatomy.writers import Matrix
 from lightning_norms.diagnosing.depth_probe import DepthProbe
@@ -84,8 +84,9 @@ def initial_flags(
     """What the weights and the configuration show before anything has run."""
     yield from identical_blocks(stacks)
     yield from _rescaled_init(module, writers)
-    if looks_trained(module):
-        yield Flag(TRAINED, "these weights have been trained: a norm's gain or bias is no longer one constant")
+    evidence = evidence_of_training(module)
+    if evidence:
+        yield Flag(TRAINED, f"these weights have been trained: {evidence}")
     if facts.trainable < facts.parameters:
         share = 1 - facts.trainable / facts.parameters
         sentence = f"{share:.0%} of the parameters are frozen: {facts.trainable:,} of {facts.parameters:,} train"
