@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.checks import check_whole
 from lightning_norms.diagnosing.borrowing import (
     borrowed,
@@ -91,6 +93,7 @@ def diagnose(
     """
     if steps is not None:
         check_whole("diagnose", "steps", steps, 1)
+    _check_kinds(module, data, trainer)
     seeds = _check_seeds(seeds, n_seeds)
     frozen = facts_of_frozen(module)
     if frozen is not None:
@@ -224,16 +227,19 @@ class _Session:
             progress(0, math.nan)
             try:
                 self._fit(module, data, change, recorder)
+                recorder.check_data(0 if is_baseline else len(self.batches))
             except (ValueError, RuntimeError) as error:
                 if is_baseline:
                     raise
-                self.notes.append(f"{change.name} could not be tried: {str(error).splitlines()[0]}")
+                self.notes.append(
+                    f"{change.name} could not be tried: {str(error).splitlines()[0].removeprefix('diagnose: ')}"
+                )
                 continue
             if is_baseline:
                 self.batches, self.constants = recorder.batches, recorder.constants
                 if self.constant_loss is None:
                     self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
-            elif recorder.batches != self.batches[: len(recorder.batches)]:
+            elif any(map(operator.ne, recorder.batches, self.batches)):
                 self.notes.append(
                     f"the data loader returned different batches in the {change.name} trial, so its gain is not "
                     "exactly comparable"
@@ -243,6 +249,17 @@ class _Session:
 
 def _own_seed() -> int:
     return int(os.getenv("PL_GLOBAL_SEED") or 0)
+
+
+def _check_kinds(module: Any, data: Any, trainer: Any) -> None:
+    if not has_class_name(module, "LightningModule"):
+        kind = "a LightningModule class, not an instance of it" if isinstance(module, type) else type(module).__name__
+        raise ValueError(
+            f"diagnose: module must be a LightningModule, with its training_step and configure_optimizers, got {kind}."
+        )
+    if has_class_name(data, "Trainer") or not (trainer is None or has_class_name(trainer, "Trainer")):
+        given = f"data={type(data).__name__}, trainer={type(trainer).__name__}"
+        raise ValueError(f"diagnose: the order is diagnose(module, data, trainer), got {given}.")
 
 
 def _check_seeds(seeds: Sequence[int] | None, n_seeds: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -70,6 +71,7 @@ class Looker(Callback):
         self._unchanged = 0.0
         self._first_loss: float | None = None
         self._is_done = False
+        self._batches, self._epoch_start = 0, -1  # so far, and before the current epoch
 
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -83,7 +85,14 @@ class Looker(Callback):
         self._flags += initial_flags(pl_module, self._depth.stacks, writers, trainer.optimizers, self.facts)
 
     @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """End the fit after an epoch without a batch, as such data would be read for ever."""
+        trainer.should_stop |= self._epoch_start == self._batches
+        self._epoch_start = self._batches
+
+    @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batches += 1
         # Kept for a second pass over this batch with the same dropout.
         self._rng_states = (
             torch.get_rng_state(),
@@ -148,11 +157,15 @@ class Looker(Callback):
         before = self._watcher.logits
         if before is None or not pl_module.automatic_optimization or "first_update" not in self._profiles:
             return None
+        step = pl_module.training_step
+        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+            return None  # its batch has been consumed
+        arguments = (batch, batch_idx) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else (batch,)
         with isolate_rng(), trainer.precision_plugin.train_step_context():
             for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), self._rng_states, strict=False):
                 restore(state)
             with LossWatcher() as watcher:
-                pl_module.training_step(batch, batch_idx)
+                step(*arguments)
         after = watcher.logits
         return None if after is None or after.shape != before.shape else _rms(trainer, after.float() - before.float())
 

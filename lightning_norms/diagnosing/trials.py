@@ -70,7 +70,8 @@ class Recorder(Callback):
         self._groups: tuple[str, ...] = ()
         self._block_norms: list[tuple[int, tuple[float, ...]]] = []
         self._flagged = self._stalled = 0  # steps in a row
-        self._is_decided = False
+        self._is_decided = self._has_run_out = False
+        self._epoch_start = -1  # number of batches before the current epoch
 
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -83,9 +84,16 @@ class Recorder(Callback):
             self._groups = _block_groups(pl_module, trainer.optimizers[0], trainer.strategy.model)
 
     @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """End a fit whose last epoch had no batch: without this, a stream that is used up is read for ever."""
+        self._has_run_out = self._epoch_start == len(self.batches)
+        self._epoch_start = len(self.batches)
+        trainer.should_stop |= self._has_run_out
+
+    @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        self.batches.append(sum(float(tensor.detach().double().sum()) for tensor in tensors))
+        self.batches.append(sum(float(tensor.detach().float().nan_to_num().sum()) for tensor in tensors))
         if self._is_baseline:
             self._labels_watcher.start()
 
@@ -169,6 +177,19 @@ class Recorder(Callback):
         if not count:
             self._events.append(TrialEvent(step, finding.cause, finding.message, dict(finding.evidence)))
         return count + 1
+
+    def check_data(self, wanted: int) -> None:
+        """Raise if the data ended before the trial.
+
+        Args:
+            wanted: number of batches that the trial as given had; 0 for that trial itself.
+        """
+        if self._is_decided or len(self._losses) >= self.steps or not (self._has_run_out or len(self.batches) < wanted):
+            return
+        raise ValueError(
+            f"diagnose: the data ran out after {len(self._losses)} of {self.steps} steps; every trial reads them from "
+            "the start, so provide data that can be read several times, or fewer steps."
+        )
 
     def _excess(self) -> tuple[float, ...]:
         """Loss minus that of a constant prediction, by step; on all labels where those of each step are unknown."""
