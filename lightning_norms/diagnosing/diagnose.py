@@ -131,6 +131,7 @@ class _Session:
     uniform_loss: float | None = None
     constant_loss: float | None = None
     constants: tuple[float, ...] = ()
+    loss_scale: float | None = None
     labels: int = 0
     batches: list[float] = field(default_factory=list)
 
@@ -153,7 +154,7 @@ class _Session:
         del built
         self.notes += changes.notes
         done = self._all_seeds(changes, seeds)
-        if self.labels:  # the whole trial has counted more of them than the first step
+        if look.labels:  # the whole trial has counted more of them than the first step
             look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
         return conclude(facts, look, done, self.notes, rescaled, shallow)
 
@@ -223,7 +224,8 @@ class _Session:
         for change in changes:
             is_baseline, progress = change is BASELINE, partial(self.progress, change.name + label, self.steps)
             constants = () if is_baseline else self.constants
-            recorder = Recorder(self.steps, self.constant_loss, constants, change.factor, is_baseline, progress)
+            scale = None if is_baseline else self.loss_scale
+            recorder = Recorder(self.steps, self.constant_loss, constants, change.factor, is_baseline, scale, progress)
             progress(0, math.nan)
             try:
                 self._fit(module, data, change, recorder)
@@ -237,6 +239,7 @@ class _Session:
                 continue
             if is_baseline:
                 self.batches, self.constants = recorder.batches, recorder.constants
+                self.loss_scale = recorder.loss_scale
                 if self.constant_loss is None:
                     self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
             elif any(map(operator.ne, recorder.batches, self.batches)):
