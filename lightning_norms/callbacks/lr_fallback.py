@@ -16,9 +16,9 @@ from lightning_norms.anatomy.rescaling import check_rule
 from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.checks import check_pattern, check_switches, check_whole
 from lightning_norms.files.log_folder import find_log_folder
+from lightning_norms.learning_rate import UnseenSteps, configured_of
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
-from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
 from lightning_norms.rescue.events import Event, EventLog
 from lightning_norms.rescue.intervention import Intervention
 from lightning_norms.rescue.ladder import Limits
@@ -28,10 +28,6 @@ from lightning_norms.rescue.rescue import Decision, FallbackExhaustedError, Resc
 __all__ = ["FallbackExhaustedError", "LRFallback"]
 
 NO_BLOCKS = "LRFallback: no repeated blocks found, so stalls by depth cannot be detected; spikes and NaN still are."
-NO_STEP = (
-    "LRFallback has seen no optimizer step in this epoch, so nothing is watched: step through Lightning, with"
-    " self.optimizers().step(), not with an optimizer inside of it or one that the Trainer does not know."
-)
 MOVES_WITHIN_STEP = (
     "LRFallback cannot judge {name}, which takes a second gradient inside its step, at weights that it has moved: it is"
     " off in this run, and nothing is saved automatically."
@@ -121,7 +117,7 @@ class LRFallback(Callback):
         self._restored: dict[str, Any] = {}
         self._observer: StepObserver | None = None
         self._intervention: Intervention | None = None
-        self._guard: CheckpointGuard | None = None
+        self._unseen: UnseenSteps | None = None
 
     @property
     def events(self) -> list[Event]:
@@ -134,7 +130,20 @@ class LRFallback(Callback):
             self._start_over()  # a checkpoint is loaded after this
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).remember(trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).warn(trainer)
         for optimizer in filter(moves_within_step, trainer.optimizers):
             self._switch_off(trainer, optimizer)
             return
@@ -148,8 +157,8 @@ class LRFallback(Callback):
         self._observer, self._intervention = StepObserver(pl_module), intervention
         if not self._observer.has_depths:
             rank_zero_info(f"{NO_BLOCKS} {describe(pl_module)}")
-        intervention.begin()
-        self._guard = CheckpointGuard(trainer, partial(self._before_checkpoint, trainer))
+        intervention.begin(partial(self._before_checkpoint, trainer))
+        self._unseen = UnseenSteps(pl_module, "LRFallback", "nothing is watched")
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -169,7 +178,7 @@ class LRFallback(Callback):
         if self._intervention.is_second_look:
             self._switch_off(trainer, optimizer)
             return
-        self._intervention.begin_step()
+        self._intervention.begin_step(optimizer)
         observation = self._observer.observe(trainer, optimizer)
         if self.rescue.state.steps == 0 and observation.lacks_loss and not pl_module.automatic_optimization:
             rank_zero_warn(NO_LOSS)
@@ -185,14 +194,11 @@ class LRFallback(Callback):
         if self._intervention is None:
             return
         self._intervention.end_step()
+        if self._unseen is not None:
+            self._unseen.end_batch(trainer, self.rescue.state.steps)
         has_stepped, self._logged = self.rescue.state.steps > self._logged, self.rescue.state.steps
         if has_stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             self._log(trainer, self._intervention)
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._intervention is not None and self.rescue.state.steps == 0:
-            rank_zero_warn(NO_STEP)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -211,9 +217,7 @@ class LRFallback(Callback):
     def _leave(self) -> None:
         if self._intervention is not None:
             self._intervention.leave()
-        if self._guard is not None:
-            self._guard.leave()
-        self._observer = self._intervention = self._guard = None
+        self._observer = self._intervention = self._unseen = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -231,7 +235,7 @@ class LRFallback(Callback):
         self._restored = dict(state_dict)  # for on_train_start: there every strategy has restored everything
 
     def __getstate__(self) -> dict[str, Any]:
-        of_this_fit = dict.fromkeys(("_observer", "_intervention", "_guard"))
+        of_this_fit = dict.fromkeys(("_observer", "_intervention", "_unseen"))
         return {**self.__dict__, **of_this_fit, "_restored": self.state_dict()}
 
     def _before_checkpoint(self, trainer: Trainer, is_weights_only: bool) -> None:

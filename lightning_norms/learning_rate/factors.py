@@ -229,7 +229,8 @@ def was_skipped(optimizer: Optimizer) -> bool:
 
 def _check(optimizer: Any) -> None:
     name = type(optimizer).__name__
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
+        # The second: a wrapper that does not call Optimizer.__init__.
         raise TypeError(f"a learning rate factor needs a torch.optim.Optimizer with step hooks; got {name}")
     for index, group in enumerate(optimizer.param_groups):
         rate = group.get("lr")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,9 +13,10 @@ from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
 from lightning_norms.anatomy.rescaling import is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import grad_scaler, is_deepspeed
 from lightning_norms.anatomy.writers import Matrix
-from lightning_norms.learning_rate import factors_of
+from lightning_norms.learning_rate import factors_of, follow
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.rescue.buffers import BufferKeeper
+from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
 from lightning_norms.rescue.rescue import Decision, Rescue
 from lightning_norms.rescue.skip import SkippedStep
 from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
@@ -63,13 +65,21 @@ class Intervention:
         self._buffers: BufferKeeper | None = None
         self._rescaled = False
         self._skipped: SkippedStep | None = None
+        self._guard: CheckpointGuard | None = None
         self._begun = self._begun_before = 0  # calls of optimizer.step(), also at the last look at gradients
-        self._handles = [optimizer.register_step_pre_hook(self._count_step) for optimizer in trainer.optimizers]
+        self._counted: list[Any] = []
+        self._handles: list[Any] = []
 
-    def begin(self) -> None:
-        """Put the factor on the learning rate, and keep what may be gone back to."""
+    def begin(self, before_checkpoint: Callable[[bool], None]) -> None:
+        """Put the factor on the learning rate, and keep what may be gone back to.
+
+        Args:
+            before_checkpoint: called before a checkpoint is made, with True for one of the weights only.
+        """
         for factors in self._factors:
             factors.set(NAME, self.factor)
+        self._count_steps()
+        self._guard = CheckpointGuard(self._trainer, before_checkpoint)
         if self._rescue.dry_run:
             return
         self._buffers = BufferKeeper(self._module)
@@ -78,6 +88,7 @@ class Intervention:
         if self._rescue.state.steps == 0:
             size = in_units(self.snapshots.keep_start().bytes)
             rank_zero_info(f"LRFallback: keeps the start, {size}, and later one healthy snapshot.")
+            self.snapshots.name_what_stays()
         elif self.snapshots.healthy is None and not self._rescue.watch.stall.is_suspicious():
             self.snapshots.keep_healthy(self._rescue.state.steps)
 
@@ -87,6 +98,8 @@ class Intervention:
             factors.remove(NAME)
         for handle in self._handles:
             handle.remove()
+        if self._guard is not None:
+            self._guard.leave()
         self._undo_skip()
 
     def keep_buffers(self) -> None:
@@ -99,9 +112,11 @@ class Intervention:
         """Whether these are the gradients of a second loss within one ``optimizer.step()``."""
         return grad_scaler(self._trainer) is None and 0 < self._begun == self._begun_before
 
-    def begin_step(self) -> None:
+    def begin_step(self, optimizer: Optimizer) -> None:
         """Count the step that is under way again: a GradScaler may not even have begun the one before."""
         self._undo_skip()
+        self._factors = follow(self._factors, self._trainer.optimizers, stepping=optimizer)
+        self._count_steps()
         self._begun_before = self._begun
         if self._rescue.state.steps == 0:
             self.snapshots.complete_start()
@@ -122,8 +137,6 @@ class Intervention:
         if action in ("skip", "rollback", "restart"):
             is_overflow = action == "skip" and finding is not None and finding.cause == "non_finite"
             self._skip(optimizer, keep_scale=not is_overflow)
-        for factors in self._factors:
-            factors.refresh()  # in full precision they were put on before this was decided
 
     def end_step(self) -> None:
         """Undo, after the step, what only its skipping needed; keep a snapshot of a healthy run when it is due."""
@@ -179,7 +192,17 @@ class Intervention:
                 factors.clock = state["clock"]
         self.snapshots.load_state_dict(state)
 
-    def _count_step(self, *_: Any) -> None:
+    def _count_steps(self) -> None:
+        """Count the steps that the optimizers begin, also of those that were made anew in mid-run."""
+        optimizers = list(self._trainer.optimizers)
+        if [*map(id, optimizers)] == [*map(id, self._counted)]:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._counted = optimizers
+        self._handles = [optimizer.register_step_pre_hook(self._step_begins) for optimizer in optimizers]
+
+    def _step_begins(self, *_: Any) -> None:
         self._begun += 1
 
     @property
@@ -204,7 +227,7 @@ class Intervention:
         if is_trained or already_scaled(matrices, rule):
             rank_zero_info(f"LRFallback: {rule} is not applied: the start was trained, or its init has the factor.")
             return
-        rescale(matrices, rule)
+        rescale(matrices, rule, holders=[self._module, *self._trainer.callbacks])
         mark_rescaled(self._module)
         self._rescaled = True
         self.snapshots.keep_start()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_norms.anatomy.sharding import grad_scaler, sharding_group
 from lightning_norms.rescue.averages import find_averages
 from lightning_norms.rescue.live_state import LiveState
+from lightning_norms.rescue.optimizer_parts import unreachable_state
 from lightning_norms.rescue.snapshot import Snapshot
 
 
@@ -32,7 +34,7 @@ class SnapshotKeeper:
         self.start: Snapshot | None = None
         self.healthy: Snapshot | None = None
         self._trainer, self._module = trainer, module
-        self._is_lazy = False
+        self._is_lazy = self._has_warned = False
         self._every_n_steps, self._start_within = every_n_steps, start_within
         # A sharded snapshot is of no use in a checkpoint, which rank 0 writes.
         by_tensor = any(hasattr(parameter, "placements") for parameter in module.parameters())
@@ -58,6 +60,21 @@ class SnapshotKeeper:
     def keep_healthy(self, step: int) -> None:
         """Take the run as it is now, after ``step`` optimizer steps, as healthy."""
         self.healthy = self._take(step)
+        self.name_what_stays()
+
+    def name_what_stays(self) -> None:
+        """Warn once of the state of optimizers that no way leads to, as far as their own ``state_dict`` tells."""
+        if self._has_warned:
+            return
+        live = LiveState(self._module, self._trainer.optimizers)
+        for optimizer in self._trainer.optimizers:
+            names = unreachable_state(optimizer, list(live.entries.values()))
+            if names:
+                self._has_warned = True
+                rank_zero_warn(
+                    f"LRFallback: {type(optimizer).__name__} keeps tensors that a rollback cannot put back: "
+                    f"{', '.join(names)} in its state_dict(). Keep them in optimizer.state or as attributes of it."
+                )
 
     def is_due(self, step: int) -> bool:
         """Whether a healthy run should be kept again at ``step``."""

@@ -147,7 +147,7 @@ def test_files_of_the_module_go_to_a_folder_that_is_gone_afterwards(tmp_path, wa
         ((Net,), "got a LightningModule class, not an instance"),
         ((Net(), None, data()), "the order is diagnose"),
     ],
-    ids=str,
+    ids=["None", "a layer", "a module", "a class", "another order"],
 )
 def test_what_is_no_lightning_module_gets_one_sentence(arguments, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
