@@ -175,7 +175,7 @@ class LRFallback(Callback):
         # Gradients are reduced and unscaled here, not yet clipped, and nothing has moved.
         if self._observer is None or self._intervention is None:
             return
-        if self._intervention.is_second_look:
+        if self._intervention.is_second_look(optimizer):
             self._switch_off(trainer, optimizer)
             return
         self._intervention.begin_step(optimizer)

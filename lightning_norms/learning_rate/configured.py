@@ -67,7 +67,7 @@ class Configured:
                 "the run goes on with its checkpoint's optimizer, not with what is configured now: "
                 f"{_list(differences)}. Set it in on_train_start if the new value is meant."
             )
-            for difference, now in zip(differences, self._of(differences, trainer), strict=True):
+            for difference, now in zip(differences, self._of(differences, trainer), strict=False):
                 now[difference.key] = difference.restored
 
     def apply(self, trainer: Any) -> None:
@@ -88,9 +88,10 @@ class Configured:
         return list(self._differences(trainer)) if is_resumed else []
 
     def _differences(self, trainer: Any) -> Iterator[Difference]:
+        # Not strict: BackboneFinetuning adds groups before training starts.
         has_same_groups = self._restored and list(map(len, self._restored)) == list(map(len, self._configured))
-        for at, (optimizer, groups) in enumerate(zip(trainer.optimizers, self._configured, strict=True)):
-            for number, (group, now) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for at, (optimizer, groups) in enumerate(zip(trainer.optimizers, self._configured, strict=False)):
+            for number, (group, now) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
                 # Without what was configured, the learning rate itself: a guess if the user's code changes it.
                 then = self._restored[at][number] if self._restored and has_same_groups else {"lr": _base(group)}
                 for key, value in now.items():
@@ -100,8 +101,8 @@ class Configured:
     def _of(self, differences: Sequence[Difference], trainer: Any) -> Iterator[dict[str, Any]]:
         owners = {
             id(group): now
-            for optimizer, groups in zip(trainer.optimizers, self._configured, strict=True)
-            for group, now in zip(optimizer.param_groups, groups, strict=True)
+            for optimizer, groups in zip(trainer.optimizers, self._configured, strict=False)
+            for group, now in zip(optimizer.param_groups, groups, strict=False)
         }
         return (owners[id(difference.group)] for difference in differences)
 

@@ -45,6 +45,7 @@ class StepHooks:
     ) -> None:
         self._begin, self._end, self._pause = begin, end, pause
         self._depth = 0  # calls of step() that have begun and not ended: a subclass may call its parent's
+        self._has_ended = False
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -72,8 +73,11 @@ class StepHooks:
         return None
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A step that had begun before these hooks were put on ends without a begin; its parent's may have ended before.
+        is_within = self._depth > 1 or (self._depth == 0 and self._has_ended)
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
+        if not is_within:
+            self._has_ended = True
             self._end()
 
     def _outside(self, closure: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_norms.anatomy.sharding import to_local
@@ -70,7 +71,7 @@ class UnseenSteps:
     def __init__(self, module: nn.Module, callback: str, consequence: str) -> None:
         self._callback, self._consequence = callback, consequence
         self._batches = self._moved = 0
-        trainable = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        trainable = (p for p in module.parameters() if p.requires_grad and not is_lazy(p))
         self._watched: Sequence[Tensor] = sorted(trainable, key=lambda parameter: parameter.numel())[:8]
         self._values = self._copy()
 

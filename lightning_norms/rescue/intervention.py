@@ -107,10 +107,10 @@ class Intervention:
         if self._buffers is not None:
             self._buffers.keep()
 
-    @property
-    def is_second_look(self) -> bool:
+    def is_second_look(self, optimizer: Optimizer) -> bool:
         """Whether these are the gradients of a second loss within one ``optimizer.step()``."""
-        return grad_scaler(self._trainer) is None and 0 < self._begun == self._begun_before
+        is_counted = any(optimizer is counted for counted in self._counted)
+        return is_counted and grad_scaler(self._trainer) is None and 0 < self._begun == self._begun_before
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Count the step that is under way again: a GradScaler may not even have begun the one before."""

@@ -14,7 +14,13 @@ _SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "momentum", "bas
 _CHOSEN = {"weight_decay", "name", "foreach", "fused", "capturable", "differentiable", "maximize"}
 SET_FROM_OUTSIDE = frozenset({"params", "param_names"} | _SCHEDULED | _CHOSEN)
 """Entries of a group that people and schedulers write: no rollback takes them back."""
-_OF_EVERY_OPTIMIZER = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "_step_count"}
+
+
+class _Bare(Optimizer):
+    """To see what every optimizer has; torch marks the ``step`` of a class when one is made, so none of its own."""
+
+
+_OF_EVERY_OPTIMIZER = frozenset(vars(_Bare([torch.zeros(1)], {}))) | {"_opt_called", "_step_count"}
 
 
 def with_inner(optimizers: Sequence[Any]) -> list[Any]:
@@ -82,9 +88,14 @@ def train_mode(optimizer: Any) -> bool | None:
 def is_torchs_own(optimizer: Any) -> bool:
     """Whether the optimizer comes with torch, so that a step without any gradient is known to change nothing.
 
-    Others may count the step, move towards slow weights, or not expect that a gradient is None.
+    Others may count the step, or move towards slow weights.
     """
     return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def accepts_no_gradient(optimizer: Any) -> bool:
+    """Whether the optimizer, or one that it inherits from, comes with torch: these leave out what has no gradient."""
+    return any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
 
 
 def moves_within_step(optimizer: Any) -> bool:

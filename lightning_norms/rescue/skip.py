@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_norms.rescue.optimizer_parts import is_torchs_own
+from lightning_norms.rescue.optimizer_parts import accepts_no_gradient, is_torchs_own
 from lightning_norms.rescue.snapshot import Snapshot
 
 HOOK, CLIPPING = "on_before_optimizer_step", "configure_gradient_clipping"
@@ -78,11 +78,10 @@ class SkippedStep:
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         if not is_torchs_own(self._optimizer):
             self._before = Snapshot.take(self._module, [self._optimizer])
-            for parameter in parameters:
-                parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter.grad)
-            return
+        are_zeros = not accepts_no_gradient(self._optimizer)
         for parameter in parameters:
-            parameter.grad = None
+            is_zero = are_zeros and parameter.grad is not None
+            parameter.grad = torch.zeros_like(parameter.grad) if is_zero else None
         if self._scaler is not None and getattr(self._optimizer, "_step_supports_amp_scaling", False):
             self._overflow(parameters)
 

@@ -31,8 +31,12 @@ class Recording(SGD):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.trace.append(float(self.param_groups[0]["lr"]))
-        super().step()
+        group = self.param_groups[0]
+        self.trace.append(float(group["lr"]))
+        with torch.no_grad():  # not by its parent's step, which may have hooks of its own
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad
         return loss
 
 
