@@ -237,10 +237,18 @@ def _matrix(stack: Stack, block: Block, raw_name: str, parameter: nn.Parameter, 
     parts = raw_name.split(".")[:-1]
     if "parametrizations" in parts:
         parts = parts[: parts.index("parametrizations")]
-    owner = unwrap(block.module.get_submodule(".".join(parts)))
+    owner = unwrap(_part(block.module, parts))
     why = refuses_scaling(owner)
     if why:
         raise ValueError(f"{name} cannot be scaled: {why}. Rescale before parametrizing, or leave it out.")
-    around = unwrap(block.module.get_submodule(".".join([part for part in parts if part != "base_layer"][:-1])))
+    around = unwrap(_part(block.module, [part for part in parts if part != "base_layer"][:-1]))
     fused = layout_of(name, parameter, owner, around) if not is_writer and is_fused(name) else None
     return Matrix(name, parameter, owner, block.module, stack.label, block.index + 1, stack.layers, is_writer, fused)
+
+
+def _part(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return a submodule, also one whose name a method or property of its owner has: get_submodule sees only that."""
+    for name in names:
+        part = module._modules.get(name)
+        module = module.get_submodule(name) if part is None else part  # a compiled module passes names on
+    return module

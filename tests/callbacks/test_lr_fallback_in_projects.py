@@ -35,6 +35,7 @@ class Net(LightningModule):
         self.manual_backward(self.loss(batch))
         self.inner.step()
         self.inner.zero_grad()
+        return None
 
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         optimizer.step(closure=optimizer_closure)
