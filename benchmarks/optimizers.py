@@ -238,6 +238,8 @@ def is_equal(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(is_equal(one[name], other[name]) for name in one)
     if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(is_equal, one, other))
+    if type(one) is type(other) and hasattr(one, "__dict__"):  # an object of the optimizer's own
+        return is_equal(vars(one), vars(other))
     return bool(one == other) or (one != one and other != other)
 
 
