@@ -49,10 +49,11 @@ class LRFallback(Callback):
     All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor; hooks
     see its gradients, but ``configure_gradient_clipping`` is not called. What no loss or gradient shows yet (a wrong
     learning rate for one step) is seen at the next step. A rollback puts back weights, buffers, all optimizer state
-    with its counters, the GradScaler, weight averages, teachers; step counters, schedulers, random numbers and data go on,
-    so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. For 16 steps after it
-    only the rule for early steps can fire. A GradScaler may skip 20 non-finite steps in a row by itself. No checkpoint
-    holds weights that are not finite. SAM, which takes a second gradient inside its step, switches it off: a warning.
+    with its counters, the GradScaler, weight averages, teachers; step counters, schedulers, random numbers and data
+    go on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. For 16 steps
+    after it only the rule for early steps can fire. A GradScaler may skip 20 non-finite steps in a row by itself. No
+    checkpoint holds weights that are not finite. SAM, which takes a second gradient inside its step, switches it off:
+    a warning.
 
     Every event is a line in ``events.jsonl`` and on the console, and ``fallback/...`` for the loggers. Under
     ``ddp_spawn`` :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
