@@ -80,6 +80,7 @@ class Recorder(Callback):
         self._events: list[TrialEvent] = []
         self._groups: tuple[str, ...] = ()
         self._block_norms: list[tuple[int, tuple[float, ...]]] = []
+        self._optimizers = 1
         self._flagged = self._stalled = 0  # steps in a row
         self._is_decided = self._has_run_out = False
         self._is_readable = True
@@ -88,6 +89,7 @@ class Recorder(Callback):
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self._observer = StepObserver(pl_module)
+        self._optimizers = len(trainer.optimizers)
         for optimizer in trainer.optimizers:
             factors_of(optimizer).set(NAME, lambda _: self._factor)
         for config in trainer.strategy.lr_scheduler_configs:
@@ -251,6 +253,7 @@ class Recorder(Callback):
             excess=self._excess(),
             grad_norms=tuple(self._grad_norms),
             learning_rates=tuple(self._rates),
+            optimizers=self._optimizers,
             gradients=Profile(self._groups, steps, values) if values else Profile((), (), ()),
             events=tuple(self._events),
             stalled_steps=self._stalled,

@@ -165,6 +165,8 @@ class Trial:
     """L2 norm of the whole gradient, before clipping."""
     learning_rates: tuple[float, ...] = ()
     """Effective learning rates of the first parameter group."""
+    optimizers: int = 1
+    """Number of optimizers: several may play against each other, and then no loss has to fall."""
     gradients: Profile = field(default_factory=lambda: Profile((), (), ()))
     """Gradient norm of every block at the recorded steps."""
     events: tuple[TrialEvent, ...] = ()

@@ -139,7 +139,7 @@ class Run:
     """The numbers of a trial that the rules read; NaN where there is no loss."""
 
     def __init__(self, trial: Trial, constant_loss: float | None, uniform_loss: float | None = None) -> None:
-        finite = [loss for loss in trial.losses if math.isfinite(loss)]
+        finite = _with_gradient(trial)
         losses = finite or [math.nan]
         self.trial, self.steps, self.constant = trial, len(trial.losses), constant_loss
         self.has_loss, self.stalled = bool(finite), trial.stalled_steps
@@ -233,6 +233,11 @@ RULES = (
         "and the loss ends at {run.end:.4g}{run.against_constant}",
     ),
     Rule(
+        Verdict.UNDECIDED,
+        lambda run: run.has_risen and run.trial.optimizers > 1,
+        "the loss rose from {run.bottom:.4g} to {run.end:.4g}, as where several optimizers play against each other",
+    ),
+    Rule(
         Verdict.DIVERGES,
         lambda run: run.has_risen,
         "{run.since}the loss rose to {run.end:.4g}, up from its lowest level, {run.bottom:.4g}",
@@ -282,6 +287,13 @@ RULES = (
     Rule(Verdict.TRAINS, lambda run: run.has_fallen, FELL),
 )
 """The verdicts from top to bottom: the first rule that applies decides."""
+
+
+def _with_gradient(trial: Trial) -> list[float]:
+    """Return the finite losses of the steps that had a gradient: a batch without a label has a loss of 0 and none."""
+    norms = trial.grad_norms if any(trial.grad_norms) else ()
+    silent = {step for step, norm in enumerate(norms) if norm == 0}
+    return [loss for step, loss in enumerate(trial.losses) if math.isfinite(loss) and step not in silent]
 
 
 def _tail(values: Sequence[float]) -> list[float]:

@@ -171,3 +171,18 @@ def test_the_margin_follows_the_scale_of_the_loss_and_not_its_shift():
     assert not has_learnt([-0.1] * 20, 1003.17)
     assert has_learnt([-0.1] * 20, 1003.17, 3.17)
     assert not has_learnt([-0.02] * 20, 0.0, 3.17)
+
+
+def test_batches_without_a_label_have_no_loss_to_rise_from():
+    """Their loss and gradient are exactly 0; the others' loss falls."""
+    losses = [0.0 if step % 4 == 0 else loss for step, loss in enumerate(falling(3.5, 2.9))]
+    norms = [0.0 if step % 4 == 0 else 1.0 for step in range(len(losses))]
+    mixed = replace(trial(losses, constant=None), grad_norms=tuple(norms))
+    assert judge(mixed).verdict is Verdict.TRAINS
+    assert judge(replace(mixed, grad_norms=())).verdict is Verdict.DIVERGES  # nothing tells them apart
+
+
+def test_a_loss_of_several_optimizers_may_rise():
+    game = trial([0.85 + 0.01 * step for step in range(60)], constant=None)
+    assert judge(game).verdict is Verdict.DIVERGES
+    assert judge(replace(game, optimizers=2)).verdict is Verdict.UNDECIDED
