@@ -212,10 +212,11 @@ class Recorder(Callback):
         self._is_decided = has_failed or is_idle
 
     def _note(self, step: int, finding: Finding | None, count: int) -> int:
-        """Count the steps in a row with a finding; the first one of a row is an event."""
+        """Count the steps in a row with a finding; the first one of a row is an event, and the first NaN of all."""
         if finding is None:
             return 0
-        if not count:
+        is_first_nan = finding.cause == "non_finite" and all(event.cause != "non_finite" for event in self._events)
+        if not count or is_first_nan:
             self._events.append(TrialEvent(step, finding.cause, finding.message, dict(finding.evidence)))
         return count + 1
 

@@ -123,3 +123,12 @@ def test_the_verdict_does_not_depend_on_scale_and_shift_of_the_loss(tmp_path, sc
     result = diagnose(module, DataLoader(tokens.repeat(4, 1), batch_size=8), trainer(tmp_path), steps=30)
     assert result.verdict is Verdict.TRAINS, result.summary
     assert result.look.constant_loss == pytest.approx(scale * (2.079 + shift), rel=0.05)
+
+
+def test_a_run_that_blows_up_within_steps_of_a_spike_is_non_finite(tmp_path):
+    from benchmarks.zoo.running import make_trainer
+    from benchmarks.zoo.zoo import ALL
+
+    (kind,) = [kind for kind in ALL if kind.name == "regression, SGD, rate 3"]
+    result = diagnose(*kind.build(0), make_trainer(kind, 600, tmp_path), trials=False)
+    assert result.verdict is Verdict.NON_FINITE
