@@ -53,7 +53,8 @@ class BitsPerByte(Metric):
 
     .. math:: \text{bits per byte} = \frac{\sum \text{nats}}{\ln 2 \cdot \sum \text{UTF-8 bytes scored}}
 
-    Sums are kept in float64, so the result does not depend on how the text was batched.
+    A second number keeps what float32 rounds away from the nats, and the bytes are whole: the result does not depend on
+    how the text was batched, also on devices without float64, such as Apple GPUs.
 
     Example:
         >>> metric = BitsPerByte()
@@ -65,18 +66,24 @@ class BitsPerByte(Metric):
     full_state_update = False
     higher_is_better = False
     nats: Tensor
+    rounded: Tensor
     text_bytes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("text_bytes", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("nats", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("rounded", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("text_bytes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, text_bytes: Tensor) -> None:
         """Add one batch: ``nats`` the summed negative log-likelihood, ``text_bytes`` the UTF-8 bytes it was for."""
-        self.nats += nats.to(self.nats)
+        term = nats.to(self.nats)
+        total = self.nats + term
+        other = total - self.nats
+        self.rounded += (self.nats - (total - other)) + (term - other)  # exactly what the addition has lost
+        self.nats = total
         self.text_bytes += text_bytes.to(self.text_bytes)
 
     def compute(self) -> Tensor:
         """Compute bits per byte since the last reset."""
-        return self.nats / (math.log(2) * self.text_bytes)
+        return (self.nats + self.rounded) / (math.log(2) * self.text_bytes)

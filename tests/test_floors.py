@@ -9,7 +9,7 @@ from lightning_norms.model.placements.catalogue import designs
 
 PACKAGE = Path(__file__).parents[1] / "lightning_norms"
 FLOORS = {
-    "metrics": 0, "schedules": 0, "rescale_rules": 0, "checks": 0,
+    "metrics": 0, "schedules": 0, "rescale_rules": 0, "checks": 0, "files": 0,
     "anatomy": 1, "data": 1, "model": 1, "recipes": 1,
     "measuring": 2, "module": 2, "learning_rate": 2, "norms": 2, "placements": 2,
     "rescue": 3, "reports": 3,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_norms.anatomy.depth import is_norm
 from lightning_norms.anatomy.fused_qkv import KEY, QUERY, VALUE
 from lightning_norms.anatomy.sharding import to_full
+from lightning_norms.anatomy.training_traces import trace_of_training
 from lightning_norms.anatomy.writers import Matrix, output_dimension
 from lightning_norms.rescale_rules import RescaleRule
 
@@ -28,9 +29,14 @@ class _Ratio:
     same_shape: bool
 
 
-@torch.no_grad()
 def looks_trained(module: nn.Module) -> bool:
-    """Whether some norm's gain or bias is no longer one constant, as it is in every published init."""
+    """Whether the weights of a module are no longer those of an init."""
+    return evidence_of_training(module) is not None
+
+
+@torch.no_grad()
+def evidence_of_training(module: nn.Module) -> str | None:
+    """What says that a module has been trained: its norms, else its matrices and biases; None if nothing does."""
     constants = (
         to_full(parameter)
         for part in module.modules()
@@ -38,7 +44,10 @@ def looks_trained(module: nn.Module) -> bool:
         for name, parameter in part.named_parameters(recurse=False)
         if name in CONSTANTS and parameter.numel()
     )
-    return any(bool(constant.min() != constant.max()) for constant in constants)
+    # Every rank looks at every norm, since gathering a sharded one is a collective.
+    if any([bool(constant.min() != constant.max()) for constant in constants]):  # noqa: C419
+        return "a norm's gain or bias is no longer one constant"
+    return trace_of_training(module)
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import nn
 
+from lightning_norms.anatomy.copies import find_copies
 from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
 from lightning_norms.rescale_rules import RescaleRule
 
@@ -26,12 +28,19 @@ def matrices_of(
     return value_path(module, pattern, value_pattern) if rule.whole_value_path else residual_writers(module, pattern)
 
 
-def rescale(matrices: Sequence[Matrix], rule: RescaleRule) -> list[float]:
-    """Multiply the trainable ones of the matrices by the rule's factors; return the factors."""
+@torch.no_grad()
+def rescale(matrices: Sequence[Matrix], rule: RescaleRule, holders: Iterable[object] = ()) -> list[float]:
+    """Multiply the trainable ones of the matrices by the rule's factors; return the factors.
+
+    What ``holders`` keep as a copy of them, a teacher or a moving average, stays a copy.
+    """
     trainable = [matrix for matrix in matrices if matrix.parameter.requires_grad]
     factors = [rule.gain(matrix.layer, matrix.layers) for matrix in trainable]
+    pairs = find_copies(matrices, holders, factors)
     for matrix, factor in zip(trainable, factors, strict=True):
         scale_(matrix, factor)
+    for copied, original in pairs:
+        copied.copy_(original)
     return factors
 
 

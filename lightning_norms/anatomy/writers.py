@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from lightning_norms.anatomy.depth import is_norm
-from lightning_norms.anatomy.describe import describe
+from lightning_norms.anatomy.describe import describe, name_unclaimed
 from lightning_norms.anatomy.fused_qkv import VALUE, Fused, is_fused, layout_of
 from lightning_norms.anatomy.matrices import Projection, refuses_scaling
 from lightning_norms.anatomy.names import clean_name, join, unwrap
 from lightning_norms.anatomy.sharding import to_local
+from lightning_norms.anatomy.skips import lacks_skip
 from lightning_norms.anatomy.stacks import Block, Stack, find_stacks
 from lightning_norms.anatomy.sublayers import Sublayer, find_sublayers
 
@@ -56,6 +57,8 @@ class _Selection:
     """How many there are, the same in every block; None where it may differ, as the number of experts does."""
     kinds: frozenset[str] = frozenset()
     """Kinds of the sublayers; the same in every block that has no ``count``."""
+    doubts: tuple[str, ...] = ()
+    """Matrices that no sublayer claims, and attentions without a value: nothing is selected by a guess."""
 
 
 def residual_writers(module: nn.Module, pattern: str | None = None) -> tuple[Matrix, ...]:
@@ -116,11 +119,17 @@ def _select(block: Block, attribute: str) -> _Selection:
         return _Selection(declared, _declared(block, "writer"), len(declared))
     sublayers = find_sublayers(block.module)
     writers = frozenset(id(sublayer.writer.parameter) for sublayer in sublayers)
-    readers = [reader for sublayer in sublayers for reader in _readers_of_values(sublayer) if attribute == "value_path"]
+    doubts = name_unclaimed(block.module, block.name) if sublayers else []
+    readers: list[Projection] = []
+    for sublayer in sublayers if attribute == "value_path" else ():
+        values = _readers_of_values(sublayer)
+        doubts += [] if values else [f"the value part of {join(block.name, sublayer.readers[0].name)}"]
+        readers += values
     # Attention and feed-forward may be blocks of their own (x-transformers); experts come in any number.
     count = len(sublayers) if len(sublayers) < 2 else None
     selected = writers.union(id(reader.parameter) for reader in readers)
-    return _Selection(selected, writers, count, frozenset(sublayer.kind for sublayer in sublayers))
+    kinds = frozenset(sublayer.kind for sublayer in sublayers)
+    return _Selection(selected, writers, count, kinds, tuple(doubts))
 
 
 def _readers_of_values(sublayer: Sublayer) -> Sequence[Projection]:
@@ -152,21 +161,49 @@ def _collect(
     module: nn.Module, select: Callable[[Block], _Selection], pattern: str | None, argument: str
 ) -> tuple[Matrix, ...]:
     matrices: dict[int, Matrix] = {}
+    plain: list[str] = []
     what = f"{argument}={pattern!r}"
     for stack in find_stacks(module):
         selections = [select(block) for block in stack.blocks]
+        doubts = [doubt for selection in selections for doubt in selection.doubts]
+        if doubts:
+            raise ValueError(_doubtful(module, doubts, argument))
+        if _is_plain(module, stack, selections):
+            plain.append(stack.path)
+            continue
         uneven = _unevenness(stack, selections)
         if uneven:
             does_not = f"{what} does not match" if pattern else "the writers found do not cover"
             raise ValueError(f"{does_not} all blocks alike ({uneven}). Seen:\n{describe(module)}")
         for matrix in _matrices(stack, selections):
             matrices.setdefault(id(matrix.parameter), matrix)
+    if not matrices and plain:
+        raise ValueError(
+            f"the blocks of {' and '.join(plain)} have no residual branches, since nothing passes around their "
+            f"matrices: there is nothing to scale, or give {argument}= a regular expression. Seen:\n{describe(module)}"
+        )
     if not matrices:
         nothing = f"{what} matches nothing" if pattern else "no residual writers were found"
         flat = any("_flat_param" in name for name, _ in module.named_parameters())
         then = "FSDP has merged the weights: use_orig_params=True" if flat else f"give {argument}= a regular expression"
         raise ValueError(f"{nothing}: {then}. Seen:\n{describe(module)}")
     return tuple(matrices.values())
+
+
+def _is_plain(module: nn.Module, stack: Stack, selections: Sequence[_Selection]) -> bool:
+    """Whether the blocks of a stack are known to have no skip; an attention does not stand without one."""
+    if {kind for selection in selections for kind in selection.kinds} != {"feed_forward"}:
+        return False
+    return lacks_skip(module, stack, frozenset().union(*(selection.writers for selection in selections)))
+
+
+def _doubtful(module: nn.Module, doubts: Sequence[str], argument: str) -> str:
+    names = ", ".join(doubts[:3]) + (f" and {len(doubts) - 3} more" if len(doubts) > 3 else "")
+    return (
+        f"the residual writers are not certain, since no sublayer claims {names}: give {argument}= "
+        r"a regular expression for the names of all writers, as r'(o_proj|down_proj)\.weight$'. "
+        f"Seen:\n{describe(module)}"
+    )
 
 
 def _unevenness(stack: Stack, selections: Sequence[_Selection]) -> str:
@@ -200,10 +237,18 @@ def _matrix(stack: Stack, block: Block, raw_name: str, parameter: nn.Parameter, 
     parts = raw_name.split(".")[:-1]
     if "parametrizations" in parts:
         parts = parts[: parts.index("parametrizations")]
-    owner = unwrap(block.module.get_submodule(".".join(parts)))
+    owner = unwrap(_part(block.module, parts))
     why = refuses_scaling(owner)
     if why:
         raise ValueError(f"{name} cannot be scaled: {why}. Rescale before parametrizing, or leave it out.")
-    around = unwrap(block.module.get_submodule(".".join([part for part in parts if part != "base_layer"][:-1])))
+    around = unwrap(_part(block.module, [part for part in parts if part != "base_layer"][:-1]))
     fused = layout_of(name, parameter, owner, around) if not is_writer and is_fused(name) else None
     return Matrix(name, parameter, owner, block.module, stack.label, block.index + 1, stack.layers, is_writer, fused)
+
+
+def _part(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return a submodule, also one whose name a method or property of its owner has: get_submodule sees only that."""
+    for name in names:
+        part = module._modules.get(name)
+        module = module.get_submodule(name) if part is None else part  # a compiled module passes names on
+    return module

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed, parts_with
+from lightning_norms.learning_rate import TakenSteps, UnseenSteps
 
 
 class AfterStep(Callback):
@@ -19,8 +20,9 @@ class AfterStep(Callback):
         optimizer.step()  ->  module.after_step()  for module in pl_module.modules()
 
     For placements such as ``ProRes``, whose branches open while training. A step is one that the optimizer took: a
-    window of accumulated batches counts once, a step that the GradScaler skips does not count. With several optimizers
-    the steps of the first one count. The callback has no state: modules keep their counts in their own buffers.
+    window of accumulated batches counts once, a step that the GradScaler or ``LRFallback`` skips does not count. With
+    several optimizers the steps of the first one count. The callback has no state: modules keep their counts in their
+    own buffers.
 
     Raises:
         ValueError: when training starts under DeepSpeed, if there is such a submodule.
@@ -33,8 +35,8 @@ class AfterStep(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._hooks = ExitStack()
-        self._within = 0
+        self._steps: TakenSteps | None = None
+        self._unseen: UnseenSteps | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -45,29 +47,42 @@ class AfterStep(Callback):
                 "AfterStep: DeepSpeed steps an optimizer of its own, so a placement that changes with every step would "
                 "stand still."
             )
-        if parts and trainer.optimizers:
-            optimizer = trainer.optimizers[0]
-            self._hooks.callback(optimizer.register_step_pre_hook(lambda *_: self._begin()).remove)
-            self._hooks.callback(optimizer.register_step_post_hook(lambda *_: self._end(parts)).remove)
+        if parts:
+            self._steps = TakenSteps(lambda: _call(parts))
+            self._steps.follow(trainer.optimizers[:1])
+            self._unseen = UnseenSteps(pl_module, "AfterStep", "after_step() is not called")
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._steps is not None:
+            self._steps.follow(trainer.optimizers[:1])
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if self._steps is not None:
+            self._steps.follow(trainer.optimizers[:1], stepping=optimizer)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._steps is not None and self._unseen is not None:
+            self._unseen.end_batch(trainer, self._steps.count)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hooks.close()
-        self._within = 0
+        if self._steps is not None:
+            self._steps.leave()
+        self._steps = self._unseen = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_fit_end(trainer, pl_module)
 
-    def _begin(self) -> None:
-        self._within += 1
-
-    def _end(self, parts: list[Any]) -> None:
-        # An optimizer whose step() calls super().step() ends twice in one step.
-        self._within -= 1
-        if self._within == 0:
-            for part in parts:
-                part.after_step()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooks": ExitStack(), "_within": 0}
+        return {**self.__dict__, "_steps": None, "_unseen": None}
+
+
+def _call(parts: list[Any]) -> None:
+    for part in parts:
+        part.after_step()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,6 +16,8 @@ from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale
 from lightning_norms.checks import check_switches, check_whole
+from lightning_norms.files.log_folder import find_log_folder, write_file
+from lightning_norms.learning_rate import UnseenSteps, configured_of, is_cancelled
 from lightning_norms.measuring.depth_history import DepthHistory, Profile
 from lightning_norms.measuring.measured_step import MeasuredStep, read_steps
 from lightning_norms.measuring.stream import StreamMeter
@@ -43,9 +44,10 @@ class DepthMonitor(Callback):
     ``grad_norm/encoder.block_00``. A group without trainable parameters is absent.
 
     A logging step costs a few kernels, one copy to the host and, on several ranks, one collective (none under ddp with
-    ``stream: false``); other steps cost a counter. Put it before callbacks that drop gradients. Under ``torch.compile``
-    of the whole network hooks on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn`` the history stays
-    in the processes that trained: read it from a logger, the picture or a checkpoint.
+    ``stream: false``); other steps cost a counter. A step that ``LRFallback`` skips has its true
+    gradients and updates of 0, whatever the order of the callbacks. Under ``torch.compile`` of the whole network hooks
+    on blocks do not fire, so ``stream_rms`` is absent. Under ``ddp_spawn`` the history stays in the processes that
+    trained: read it from a logger, the picture or a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two records; null for the trainer's ``log_every_n_steps``. The first step
@@ -88,15 +90,18 @@ class DepthMonitor(Callback):
         self._pending: list[MeasuredStep] = []
         self._hooks = ExitStack()
         self._meter: StreamMeter | None = None
-        self._folder: Path | None = None
+        self._folder: str | None = None
         self._every = 0  # nothing is recorded
         self._unreported = False
+        self._unseen: UnseenSteps | None = None
+        self._steps = 0  # of this fit
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()
         self._start_afresh()
-        self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # every rank must be here to answer
+        configured_of(trainer).remember(trainer)
+        self._folder = find_log_folder(trainer)  # every rank must be here to answer
         if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
             return
@@ -106,12 +111,18 @@ class DepthMonitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).warn(trainer)
         # A restored or earlier history goes on, unless this run starts before its end.
         start = _logged_step(trainer)
         fresh = start == 0 and trainer.ckpt_path is None
         if fresh or start < max(self.history.logged_steps, default=0):
             self.history, self._counts = DepthHistory(), []
-        self._counts += [0] * (len(trainer.optimizers) - len(self._counts))
+        if self._every:
+            self._unseen = UnseenSteps(pl_module, "DepthMonitor", "nothing is recorded")
+        self._count_optimizers(trainer)
+
+    def _count_optimizers(self, trainer: Trainer) -> None:
+        self._counts += [0] * (len(trainer.optimizers) - len(self._counts))  # one may join in mid-run
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -124,7 +135,9 @@ class DepthMonitor(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # Gradients are reduced and unscaled here, but not yet clipped.
         number = next((i for i, other in enumerate(trainer.optimizers) if other is optimizer), 0)
+        self._count_optimizers(trainer)
         count, self._counts[number] = self._counts[number], self._counts[number] + 1
+        self._steps += 1
         if not self._every or count % self._every:
             return
         prefix = f"optimizer_{number}." if len(trainer.optimizers) > 1 else ""
@@ -135,13 +148,15 @@ class DepthMonitor(Callback):
         norms = self._trained[number].norms(optimizer, trainer.strategy.model)
         step = MeasuredStep(norms, prefix, count, pending_scale(trainer, optimizer), with_update=self.updates)
         self._pending.append(step)
-        self._hooks.callback(optimizer.register_step_post_hook(lambda *_: step.finish()).remove)
+        self._hooks.callback(optimizer.register_step_post_hook(lambda *_: step.finish(is_cancelled(optimizer))).remove)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._detach()
+        if self._unseen is not None:
+            self._unseen.end_batch(trainer, self._steps)
         if self._pending:
             self._record(trainer)
 
@@ -156,7 +171,7 @@ class DepthMonitor(Callback):
         self.history.add(self._pending[0].count, logged_step, values)
         self._pending, self._unreported = [], True
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=logged_step)
+            logger.log_metrics(metrics=values, step=logged_step)
 
     def _map(self, pl_module: LightningModule) -> DepthMap:
         if self._depth is None:
@@ -169,6 +184,14 @@ class DepthMonitor(Callback):
                     "are wrapped one by one are measured as ever, the rest together as `other`."
                 )
         return self._depth
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -196,16 +219,17 @@ class DepthMonitor(Callback):
         try:
             if self.table:
                 _print_table(profile)
-            if self.picture and not getattr(trainer, "fast_dev_run", False):
-                self._draw(profile, trainer.loggers)
+            has_depths = self._depth is not None and bool(self._depth.stacks)  # else there is nothing to see
+            if self.picture and has_depths and self._folder is not None:
+                self._draw(profile, trainer.loggers, self._folder)
         except Exception as error:  # a picture must never end a run that has finished
             rank_zero_warn(f"DepthMonitor: the run is fine, but its table or picture failed: {error!r}")
 
-    def _draw(self, profile: Profile, loggers: Iterable[Any]) -> None:
-        from lightning_norms.reports.depth_picture import depth_heat_map, pixels, save_png
+    def _draw(self, profile: Profile, loggers: Iterable[Any], folder: str) -> None:
+        from lightning_norms.reports.depth_picture import depth_heat_map, pixels, png
 
         figure = depth_heat_map(profile, TITLE, "L2 norm of the gradient")
-        path = save_png(figure, (self._folder or Path.cwd()) / PICTURE)
+        path = write_file(folder, PICTURE, png(figure))
         print(f"Gradient norm by depth, as a picture: {path}")
         for logger in loggers:
             add_image = getattr(getattr(logger, "experiment", None), "add_image", None)

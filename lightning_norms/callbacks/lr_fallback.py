@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,16 +15,23 @@ from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.rescaling import check_rule
 from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.checks import check_pattern, check_switches, check_whole
+from lightning_norms.files.log_folder import find_log_folder
+from lightning_norms.learning_rate import UnseenSteps, configured_of
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.rescue.events import Event, EventLog
 from lightning_norms.rescue.intervention import Intervention
 from lightning_norms.rescue.ladder import Limits
+from lightning_norms.rescue.optimizer_parts import moves_within_step
 from lightning_norms.rescue.rescue import Decision, FallbackExhaustedError, Rescue
 
 __all__ = ["FallbackExhaustedError", "LRFallback"]
 
 NO_BLOCKS = "LRFallback: no repeated blocks found, so stalls by depth cannot be detected; spikes and NaN still are."
+MOVES_WITHIN_STEP = (
+    "LRFallback cannot judge {name}, which takes a second gradient inside its step, at weights that it has moved: it is"
+    " off in this run, and nothing is saved automatically."
+)
 NO_LOSS = "LRFallback sees no loss and judges gradients only: call self.manual_backward(loss), not loss.backward()"
 
 
@@ -40,11 +46,14 @@ class LRFallback(Callback):
                            stall                    restart from step 0, lr x cut, fresh warmup
                                                     stop: FallbackExhaustedError, with what was tried
 
-    All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor. What no
-    loss or gradient shows yet (a wrong learning rate for one step) is seen at the next step. A rollback puts back
-    weights, buffers, moments, the GradScaler and weight averages; step counters, schedulers, random numbers and data go
-    on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. For 16 steps
-    after it only the rule for early steps can fire. A GradScaler may skip 20 non-finite steps in a row by itself.
+    All ranks decide on the same reduced numbers. A skip changes no tensor (buffers go back, too) and no factor; hooks
+    see its gradients, but ``configure_gradient_clipping`` is not called. What no loss or gradient shows yet (a wrong
+    learning rate for one step) is seen at the next step. A rollback puts back weights, buffers, all optimizer state
+    with its counters, the GradScaler, weight averages, teachers; step counters, schedulers, random numbers and data
+    go on, so the bad batches are passed by. The lower learning rate is a factor on top of any scheduler. For 16 steps
+    after it only the rule for early steps can fire. A GradScaler may skip 20 non-finite steps in a row by itself. No
+    checkpoint holds weights that are not finite. SAM, which takes a second gradient inside its step, switches it off:
+    a warning.
 
     Every event is a line in ``events.jsonl`` and on the console, and ``fallback/...`` for the loggers. Under
     ``ddp_spawn`` :attr:`events` stay in the processes that trained; ``events.jsonl`` has them all.
@@ -111,6 +120,7 @@ class LRFallback(Callback):
         self._restored: dict[str, Any] = {}
         self._observer: StepObserver | None = None
         self._intervention: Intervention | None = None
+        self._unseen: UnseenSteps | None = None
 
     @property
     def events(self) -> list[Event]:
@@ -123,9 +133,25 @@ class LRFallback(Callback):
             self._start_over()  # a checkpoint is loaded after this
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).remember(trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).warn(trainer)
+        for optimizer in filter(moves_within_step, trainer.optimizers):
+            self._switch_off(trainer, optimizer)
+            return
         intervention = self._new_intervention(trainer, pl_module, self.rescue, rule=self.rule, pattern=self.pattern)
-        folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: on every rank
+        folder = find_log_folder(trainer)  # a collective: on every rank
         self._events = EventLog(folder if trainer.is_global_zero else None)
         if self._restored:
             self.rescue.load_state_dict(self._restored)
@@ -134,7 +160,8 @@ class LRFallback(Callback):
         self._observer, self._intervention = StepObserver(pl_module), intervention
         if not self._observer.has_depths:
             rank_zero_info(f"{NO_BLOCKS} {describe(pl_module)}")
-        intervention.begin()
+        intervention.begin(partial(self._before_checkpoint, trainer))
+        self._unseen = UnseenSteps(pl_module, "LRFallback", "nothing is watched")
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -151,7 +178,10 @@ class LRFallback(Callback):
         # Gradients are reduced and unscaled here, not yet clipped, and nothing has moved.
         if self._observer is None or self._intervention is None:
             return
-        self._intervention.begin_step()
+        if self._intervention.is_second_look(optimizer):
+            self._switch_off(trainer, optimizer)
+            return
+        self._intervention.begin_step(optimizer)
         observation = self._observer.observe(trainer, optimizer)
         if self.rescue.state.steps == 0 and observation.lacks_loss and not pl_module.automatic_optimization:
             rank_zero_warn(NO_LOSS)
@@ -167,30 +197,34 @@ class LRFallback(Callback):
         if self._intervention is None:
             return
         self._intervention.end_step()
+        if self._unseen is not None:
+            self._unseen.end_batch(trainer, self.rescue.state.steps)
         has_stepped, self._logged = self.rescue.state.steps > self._logged, self.rescue.state.steps
         if has_stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             self._log(trainer, self._intervention)
 
     @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check_weights(trainer)  # of the last step, for whatever is saved after fit
+
+    def _switch_off(self, trainer: Trainer, optimizer: Any) -> None:
+        name = type(getattr(optimizer, "_optimizer", optimizer)).__name__
+        rank_zero_warn(MOVES_WITHIN_STEP.format(name=name))
+        self._leave()
+
+    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restored = self.state_dict()  # for a checkpoint that is saved after fit
+        self._leave()
+
+    def _leave(self) -> None:
         if self._intervention is not None:
             self._intervention.leave()
-        self._observer = self._intervention = None
+        self._observer = self._intervention = self._unseen = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_fit_end(trainer, pl_module)  # Lightning calls neither this nor teardown after an exception
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # A resumed run can go back to its checkpoint only, so the run that goes on does the same.
-        if self._intervention is None or self._intervention.keep_checkpoint():
-            return
-        decision = self.rescue.decide_on_bad_weights(self._intervention.snapshots.ways_back)
-        self._report(trainer, decision, self._intervention)
-        self._intervention.go_back(decision.action)
-        self._intervention.write_again(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +238,21 @@ class LRFallback(Callback):
         self._restored = dict(state_dict)  # for on_train_start: there every strategy has restored everything
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_observer": None, "_intervention": None, "_restored": self.state_dict()}
+        of_this_fit = dict.fromkeys(("_observer", "_intervention", "_unseen"))
+        return {**self.__dict__, **of_this_fit, "_restored": self.state_dict()}
+
+    def _before_checkpoint(self, trainer: Trainer, is_weights_only: bool) -> None:
+        self._check_weights(trainer)
+        if self._intervention is not None and not is_weights_only:
+            self._intervention.keep_checkpoint()
+
+    def _check_weights(self, trainer: Trainer) -> None:
+        intervention = self._intervention
+        if intervention is None or self.rescue.dry_run or intervention.are_weights_finite():
+            return
+        decision = self.rescue.decide_on_bad_weights(intervention.snapshots.ways_back)
+        self._report(trainer, decision, intervention)
+        intervention.go_back(decision.action)
 
     def _report(self, trainer: Trainer, decision: Decision, intervention: Intervention) -> None:
         if decision.is_new:
@@ -217,4 +265,4 @@ class LRFallback(Callback):
 
     def _log(self, trainer: Trainer, intervention: Intervention) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(intervention.metrics(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(metrics=intervention.metrics(), step=trainer.fit_loop.epoch_loop._batches_that_stepped)

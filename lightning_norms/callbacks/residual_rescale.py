@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.fresh_weights import already_scaled, evidence_of_training
 from lightning_norms.anatomy.rescaling import check_rule, is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.anatomy.writers import Matrix
@@ -33,7 +33,8 @@ class ResidualRescale(Callback):
                               ├─ the init already has the factor ──> untouched, one line says so
                               └─ fresh ────────────────────────────> W <- gain(layer, layers) * W, one line says so
 
-    Only these matrices change. Frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
+    Only these matrices change, with equal copies of them that the module or a callback keeps (a teacher, a moving
+    average). Other frozen tensors stay as they are; a tied tensor is scaled once. Validate, test and
     predict change no weight. The module is marked with ``residual_rescaled = True``, and the callback's state goes into
     checkpoints. A learning rate from ``Tuner.lr_find`` belongs to the model before the rescale.
 
@@ -101,16 +102,18 @@ class ResidualRescale(Callback):
         matrices = matrices_of(self.rule, pl_module, self.pattern, self.value_pattern)
         if any(matrix.parameter.is_meta for matrix in matrices):
             raise ValueError("ResidualRescale: the weights are still on the meta device: give them values before fit")
-        if self.when == "auto" and trainer.strategy.reduce_boolean_decision(looks_trained(pl_module), all=False):
+        evidence = evidence_of_training(pl_module) if self.when == "auto" else None
+        if trainer.strategy.reduce_boolean_decision(evidence is not None, all=False):
             raise ValueError(
-                "ResidualRescale: these weights have been trained (a norm's gain or bias is no longer one constant), "
+                f"ResidualRescale: these weights have been trained ({evidence or 'another rank says so'}), "
                 "and rescaling them would change the model; remove the callback, or say `when: always`."
             )
         if self.when == "auto" and already_scaled(matrices, self.rule):
             self._settle(pl_module, [])
             rank_zero_info(f"ResidualRescale: this init already has {self.rule}; nothing changed.")
             return
-        factors = rescale(matrices, self.rule)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        factors = rescale(matrices, self.rule, holders=[pl_module, *callbacks])
         if factors:
             self._settle(pl_module, factors)
         rank_zero_info(_line(self.rule, matrices, factors))

@@ -7,16 +7,18 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lightning_norms.files.log_folder import Folder, find_log_folder, read_file, write_file
 from lightning_norms.measuring.batch_history import BatchHistory
 from lightning_norms.measuring.depth_history import DepthHistory
-from lightning_norms.metrics import GRAD_NORM, VAL_BITS_PER_BYTE
+from lightning_norms.measuring.scores import pick_scores
+from lightning_norms.metrics import GRAD_NORM
 from lightning_norms.reports.typed_json import as_plain
 
 FILE = "record.json"
@@ -24,7 +26,6 @@ CACHE_POSITIONS, CACHE_BYTES = 4096, 2
 """The key/value cache size is reported for this many tokens in bfloat16."""
 POINTS = 1000
 """Most validations in the record."""
-_SCORE_ENDS = VAL_BITS_PER_BYTE.of("{}").rpartition("/")[2]
 
 
 class RunRecord(Callback):
@@ -44,10 +45,10 @@ class RunRecord(Callback):
     Its state goes into checkpoints, so that an interrupted run that is resumed ends with the record of an uninterrupted
     one. A fit that crashes, or is interrupted, leaves no record. Losses are read from the device every 100 batches.
 
-    Works on any LightningModule: without our bits per byte, scores are what validation logs with "loss" in its name.
+    Works on any LightningModule: scores are the bits per byte that validation logs under any usual name, else losses.
 
     Args:
-        folder: where the file goes; null for the log folder.
+        folder: where the file goes, a path or a URL; null for the log folder.
 
     Raises:
         ValueError: if the folder is no path.
@@ -99,20 +100,21 @@ class RunRecord(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             kept = self.curve if len(self.curve) < POINTS else self.curve[::2]
-            self.curve = [*kept, {"step": float(trainer.global_step), **_scores(trainer)}]
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.curve = [*kept, {"step": float(trainer.global_step), **pick_scores(metrics)}]
             self._has_news = True
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = self.folder or trainer.log_dir
+        folder = self.folder or find_log_folder(trainer)
         # A fit that was resumed behind its last step has neither trained nor validated: it has no news.
         if folder is None or trainer.interrupted or not trainer.is_global_zero or not self._has_news:
             return
-        path = Path(folder) / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(as_plain(self._record(trainer, pl_module)), allow_nan=False), encoding="utf-8")
-        part.replace(path)
+        text = json.dumps(as_plain(self._record(trainer, pl_module)), allow_nan=False)
+        try:
+            write_file(folder, FILE, text.encode())
+        except Exception as error:  # the run has ended well
+            rank_zero_warn(f"RunRecord: the run is fine, but {FILE} cannot be written to {folder}: {error!r}")
 
     def _record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         self.history.read()
@@ -145,17 +147,10 @@ class RunRecord(Callback):
         self._restored = True
 
 
-def read(folder: str | Path) -> dict[str, Any]:
+def read(folder: Folder) -> dict[str, Any]:
     """The record in a folder; a FileNotFoundError if no fit has ended there."""
-    data: dict[str, Any] = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+    data: dict[str, Any] = json.loads(read_file(folder, FILE))
     return data
-
-
-def _scores(trainer: Trainer) -> dict[str, float]:
-    """Validation set -> bits per byte; without any, the validation losses by their keys."""
-    values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val")}
-    ours = {name.split("/", 1)[1].rpartition("/")[0]: v for name, v in values.items() if name.endswith(_SCORE_ENDS)}
-    return ours or {name: value for name, value in values.items() if "loss" in name}
 
 
 def _events(trainer: Trainer) -> dict[str, int] | None:

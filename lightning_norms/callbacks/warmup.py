@@ -11,7 +11,15 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import is_deepspeed
-from lightning_norms.learning_rate import Factors, effective_learning_rates, factors_of, hide_after_monitor
+from lightning_norms.learning_rate import (
+    Factors,
+    UnseenSteps,
+    configured_of,
+    effective_learning_rates,
+    factors_of,
+    follow,
+    show_to_monitors,
+)
 from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 
 NAME = "warmup"
@@ -25,6 +33,7 @@ class Warmup(Callback):
     It works with any scheduler or none, in automatic and manual optimization, without a change to the module. A step
     is one that the optimizer really took, counted for each optimizer on its own: accumulation counts once a window,
     and a step that the fp16 GradScaler skips does not advance the warmup (Lightning still steps the user's scheduler).
+    Your own code may set learning rates anywhere. An optimizer made anew in mid-run goes on where the old one stood.
     Checkpoints hold the scheduler's learning rate and the number of steps. A resumed run continues its warmup; a
     checkpoint made without this callback starts it. A second ``Warmup`` on the same optimizer raises.
 
@@ -54,13 +63,18 @@ class Warmup(Callback):
         self._steps: list[int] = []
         self._optimizers: list[Optimizer] = []
         self._factors: list[Factors] = []
-        self._hider: Callback | None = None
-        self._taken = 0
+        self._monitors: list[Callback] = []
+        self._unseen: UnseenSteps | None = None
+        self._taken = self._taken_before = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._steps = []  # a new fit starts over; a checkpoint is loaded after this
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).remember(trainer)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -70,6 +84,7 @@ class Warmup(Callback):
                 "Warmup: DeepSpeed steps an optimizer of its own, which this callback does not reach: use the WarmupLR "
                 "of DeepSpeed's configuration, or a scheduler in configure_optimizers."
             )
+        configured_of(trainer).warn(trainer)
         self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
         all_factors = [factors_of(optimizer) for optimizer in self._optimizers]
         if any(NAME in factors.names() for factors in all_factors):  # a subclass, which Lightning takes for another one
@@ -82,14 +97,17 @@ class Warmup(Callback):
             factors.clock = step
             factors.set(NAME, schedule)
         self._factors = all_factors
-        self._taken = sum(factors.taken for factors in all_factors)
-        self._hider = hide_after_monitor(trainer, self)
+        self._taken = self._taken_before = sum(factors.taken for factors in all_factors)
+        self._unseen = UnseenSteps(pl_module, "Warmup", "the warmup has no effect")
+        self._monitors = show_to_monitors(trainer, self)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._hider is not None:  # a monitor behind us reads the effective learning rate
-            for factors in self._factors:
-                factors.show()
+        self._follow(trainer)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._follow(trainer, stepping=optimizer)
 
     @override
     def on_train_batch_end(
@@ -99,25 +117,41 @@ class Warmup(Callback):
             factors.hide()  # a step whose exception was swallowed by manual optimization is still open
         taken = sum(factors.taken for factors in self._factors)
         stepped, self._taken = taken > self._taken, taken
+        if self._unseen is not None:
+            self._unseen.end_batch(trainer, taken - self._taken_before)
         if stepped and trainer.loggers and trainer._logger_connector.should_update_logs:
             # At the step number of the losses that `self.log` wrote for this step.
             rates = effective_learning_rates(self._optimizers)
             for logger in trainer.loggers:
-                logger.log_metrics(rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+                logger.log_metrics(metrics=rates, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps = self.state_dict()["steps"]  # for a checkpoint that is saved after fit
         for factors in self._factors:
             factors.remove(NAME)
-        self._optimizers, self._factors = [], []
-        if self._hider in trainer.callbacks:  # type: ignore[attr-defined]
-            trainer.callbacks.remove(self._hider)  # type: ignore[attr-defined]
-        self._hider = None
+        self._optimizers, self._factors, self._unseen = [], [], None
+        for callback in self._monitors:
+            trainer.callbacks.remove(callback)  # type: ignore[attr-defined]  # set by its callback connector
+        self._monitors = []
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_fit_end(trainer, pl_module)  # Lightning calls neither on_fit_end nor teardown after an exception
+
+    def _follow(self, trainer: Trainer, stepping: Optimizer | None = None) -> None:
+        """Warm up optimizers that were made anew in mid-run from where those before them stood."""
+        if self._factors:
+            self._factors = follow(self._factors, trainer.optimizers, stepping)
+            self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +162,13 @@ class Warmup(Callback):
         self._steps = list(state_dict["steps"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": self.state_dict()["steps"], "_optimizers": [], "_factors": []}
+        return {
+            **self.__dict__,
+            "_steps": self.state_dict()["steps"],
+            "_optimizers": [],
+            "_factors": [],
+            "_unseen": None,
+        }
 
 
 def _run(optimizer: Optimizer, total_steps: int | None) -> Run:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from lightning_norms.anatomy.names import has_class_name
@@ -36,7 +38,11 @@ class FromEnvironment(Callback):
     The syntax is that of ``trainer.callbacks`` in a LightningCLI file. A callback whose class the script, or its
     module's ``configure_callbacks``, already uses is not added; one log message lists what was added and what was not.
     Added callbacks come first, in the order of the list, so a ``LearningRateMonitor`` of the script shows the effective
-    learning rate. Processes that Lightning starts inherit the variable.
+    learning rate; this one then leaves the Trainer. Processes that Lightning starts inherit the variable.
+
+    What nobody has put there by hand ends no run: where one of ours would raise (several optimizers, LBFGS, DeepSpeed,
+    blocks that it does not know, nothing left to try), it says why in one warning, leaves the Trainer, and the run goes
+    on without it.
 
     Args:
         text: Value of the variable.
@@ -52,15 +58,11 @@ class FromEnvironment(Callback):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.named = read_callbacks(text)
-        self._is_done = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # By now the module's configure_callbacks has been called, and no state has been restored.
-        if self._is_done:
-            return  # a second fit
-        self._is_done = True
-        present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        present = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
         # By name: `lightning.pytorch` and `pytorch_lightning` are two copies of the same classes.
         names = [type(callback).__name__ for callback in self.named]
         skipped = {name for name in names if any(has_class_name(callback, name) for callback in present)}
@@ -72,7 +74,29 @@ class FromEnvironment(Callback):
         trainer.callbacks = [*tuners, *added, *others]  # type: ignore[attr-defined]
         for callback in added:
             callback.log, callback.log_dict = pl_module.log, pl_module.log_dict  # type: ignore[attr-defined]
+            _let_it_switch_off(callback)
             callback.setup(trainer, pl_module, stage)
+
+
+def _let_it_switch_off(callback: Callback) -> None:
+    """Make each hook of a callback of ours take it out of the Trainer, in place of raising."""
+    cls = type(callback)
+    if cls.__module__.partition(".")[0] != "lightning_norms":
+        return  # some of Lightning's own raise to end a run, or the search before it
+    for name in ("setup", *(name for name in vars(Callback) if name.startswith("on_"))):
+        if getattr(cls, name) is not getattr(Callback, name):
+            setattr(callback, name, partial(_call_or_leave, callback, name))
+
+
+def _call_or_leave(callback: Callback, hook: str, trainer: Trainer, *rest: Any, **named: Any) -> None:
+    try:
+        getattr(type(callback), hook)(callback, trainer, *rest, **named)
+    except Exception as error:
+        # A new list: Lightning is iterating over the old one.
+        trainer.callbacks = [other for other in trainer.callbacks if other is not callback]  # type: ignore[attr-defined]
+        rank_zero_warn(f"{VARIABLE}: {type(callback).__name__} is switched off, and the run goes on. {error}")
+        with suppress(Exception):
+            type(callback).on_exception(callback, trainer, trainer.lightning_module, error)  # undo what has begun
 
 
 def read_callbacks(text: str) -> list[Callback]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from jsonargparse import ArgumentParser
 
+from lightning_norms.files.log_folder import is_url
 from lightning_norms.model.generation import Sampling
 from lightning_norms.module import DecoderModule
 
@@ -25,7 +26,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--top_p", type=float, default=1.0, help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     options = parser.parse_args(arguments)
-    if not Path(options.ckpt_path).is_file():
+    if not is_url(options.ckpt_path) and not Path(options.ckpt_path).is_file():
         raise FileNotFoundError(
             f"ckpt_path {options.ckpt_path} is not a file: fit writes checkpoints to its log folder."
         )

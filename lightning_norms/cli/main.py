@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import locale
 import logging
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_norms.callbacks import FallbackExhaustedError
 from lightning_norms.cli import error_messages, generate, recipes
+from lightning_norms.cli.config_files import arrange, read_yaml
 from lightning_norms.cli.norms_cli import CHOICES, DESCRIPTION, NormsCLI, find_mistake
 from lightning_norms.comparing import compare
 from lightning_norms.recipes import resolve
@@ -33,6 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Words of the command line; None takes those of this process.
     """
+    if arguments is None:
+        _use_utf8()
     words = sys.argv[1:] if arguments is None else arguments
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # for --model mine.Module, also with the console script
@@ -49,6 +55,17 @@ def main(arguments: list[str] | None = None) -> None:
         _exit(error_messages.explain(str(error), CHOICES))
 
 
+def _use_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode where the locale has another encoding: our files are UTF-8."""
+    if sys.flags.utf8_mode or codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8":
+        return
+    words = [sys.executable, *sys.orig_argv[1:]]
+    environment = {**os.environ, "PYTHONUTF8": "1"}  # for the processes of a run, too
+    if os.name == "nt":  # where a process cannot become another one
+        raise SystemExit(subprocess.call(words, env=environment))
+    os.execve(sys.executable, words, environment)
+
+
 def _run(words: list[str]) -> None:
     if not words:
         raise argparse.ArgumentError(None, f"no command was given.\n\n{DESCRIPTION}")
@@ -56,7 +73,7 @@ def _run(words: list[str]) -> None:
         raise SystemExit(PLAIN_COMMANDS[words[0]](words[1:]))
     if words[0] == "diagnose":
         words = ["--no_trials=true" if word == "--no_trials" else word for word in words]
-    NormsCLI(list(_resolve_recipes(words)))
+    NormsCLI(arrange(list(_resolve_recipes(words)), NormsCLI.subcommands()))
 
 
 def _resolve_recipes(words: list[str]) -> Iterator[str]:
@@ -74,10 +91,7 @@ def _resolve_recipes(words: list[str]) -> Iterator[str]:
 
 
 def _check_yaml(file: str) -> str:
-    try:
-        yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    read_yaml(file)
     return file
 
 

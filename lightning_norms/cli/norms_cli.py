@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from typing_extensions import override
 
 from lightning_norms.callbacks.after_step import AfterStep
 from lightning_norms.cli import error_messages
+from lightning_norms.cli.configuration_wins import ConfigurationWins
 from lightning_norms.cli.write_fix import write_fix
 from lightning_norms.data.text import TextDataModule
 from lightning_norms.data.tokens import Tokens
@@ -51,6 +53,8 @@ CHOICES: dict[str, type] = {
 }
 """Key -> the class whose subclasses it accepts."""
 
+DEFAULT_STEPS = 300
+"""Length of a run whose configuration has no limit."""
 PROGRAM = "lightning_norms"
 DESCRIPTION = """\
 Train deep Transformers with any norm placement.
@@ -90,8 +94,7 @@ class NormsCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},  # without a logger, every run writes ./config.yaml
-            # Lightning's own default is 1000 epochs; AfterStep does nothing unless a placement asks for it.
-            trainer_defaults={"max_steps": 300, "callbacks": [AfterStep()]},
+            trainer_defaults={"callbacks": [AfterStep()]},  # does nothing unless a placement asks for it
             parser_kwargs=_parser_options(self.subcommands()),
             args=args,
         )
@@ -128,6 +131,21 @@ class NormsCLI(LightningCLI):
         # Lightning lets the hyper-parameters in the checkpoint override the YAML file silently. The YAML file is what
         # the user wrote, so it wins; a shape that does not fit then fails when the weights are loaded.
         return
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        # Lightning's own default is 1000 epochs.
+        if not _limits(self._get(self.config_init, "trainer")):
+            kwargs["max_steps"] = DEFAULT_STEPS
+        return super().instantiate_trainer(**kwargs)
+
+    def before_fit(self) -> None:
+        """Say what is about to be trained, and let the YAML file win over the optimizers in the checkpoint, too."""
+        self.trainer.callbacks.insert(0, ConfigurationWins())  # type: ignore[attr-defined] # before those that warn
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            is_bare = self.words == ["fit"]
+            limits = _limits(self._get(self.config_init, "trainer"))
+            rank_zero_info(describe_fit(self.model, self.datamodule, limits, is_bare))
 
     def before_diagnose(self) -> None:
         """Let trials of other seeds start from weights and data of their own."""
@@ -200,6 +218,28 @@ def find_mistake(config: Path) -> str | None:
     except (argparse.ArgumentError, ValueError, TypeError, OSError) as error:
         return error_messages.explain(str(error), CHOICES)
     return None
+
+
+def describe_fit(model: object, data: object, limits: Mapping[str, Any], is_bare: bool) -> str:
+    """Return one line about a fit that begins.
+
+    Example:
+        >>> describe_fit("a model", None, {"max_steps": 30, "max_epochs": 2}, False)
+        'fit: trains str until max_steps 30 or max_epochs 2.'
+    """
+    text = f"fit: trains {type(model).__name__}" + ("" if data is None else f" on {type(data).__name__}")
+    text += " until " + " or ".join(f"{name} {value}" for name, value in limits.items()) if limits else ""
+    if not limits:
+        text += f" for {DEFAULT_STEPS} steps, since neither max_steps nor max_epochs nor max_time is set"
+    if is_bare:
+        text += f". Everything is a default: {PROGRAM} recipes lists complete files for --config"
+    return f"{text}."
+
+
+def _limits(trainer: Any) -> dict[str, Any]:
+    """Return what ends a run of this configuration."""
+    limits = {name: trainer.get(name) for name in ("max_steps", "max_epochs", "max_time")}
+    return {name: value for name, value in limits.items() if value is not None and (name, value) != ("max_steps", -1)}
 
 
 def _parser_options(names: Iterable[str]) -> dict[str, Any]:

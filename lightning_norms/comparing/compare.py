@@ -14,6 +14,7 @@ from lightning_norms.comparing.grid import Grid, PlannedRun
 from lightning_norms.comparing.grid_file import read_grid
 from lightning_norms.comparing.grid_runner import Check, GridRunner
 from lightning_norms.comparing.options import build_parser, make_launcher
+from lightning_norms.files.log_folder import is_url
 from lightning_norms.recipes.overlay import to_yaml
 from lightning_norms.reports.comparison.console import comparison_csv, comparison_text
 from lightning_norms.reports.comparison.data import Comparison, Run
@@ -37,6 +38,8 @@ def command(arguments: list[str], check: Check) -> int:
         check_whole("compare", "n_seeds", options.n_seeds, 1)
     if options.seeds is not None and options.n_seeds is not None:
         raise ValueError("give either --seeds, a list, or --n_seeds, a number of seeds.")
+    if is_url(options.folder):
+        raise ValueError(f"--folder is {options.folder}, but runs are locked and resumed there: give a path on a disk.")
     launcher = make_launcher(options.launcher, options.launcher_options, options.jobs)
     config = recipes.resolve(options.config, is_grid=True)
     grid = read_grid(config, options.seeds, options.n_seeds, options.fast)

@@ -89,6 +89,8 @@ def _read_base(value: Any, path: Path) -> dict[str, Any]:
     beside = path.parent / value
     file = beside if beside.is_file() else recipes.find(value)
     data = _check_mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file), "a run's configuration")
+    if set(data) == {"fit"}:  # a file that stands before the command
+        return _check_mapping(data["fit"], f"{file}: fit", "a run's configuration")
     return _read_base(data["base"], file) if set(data) >= KEYS else data
 
 

@@ -6,6 +6,7 @@ import copy
 import importlib
 import logging
 import pickle
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils._pytree import tree_leaves
 
 from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.anatomy.sharding import grad_scaler
+from lightning_norms.diagnosing.stand_in import StandIn
 
 LEFT_OUT = frozenset(
     {
@@ -35,6 +36,7 @@ RESTORED = (
     "fit_loop",
     "datamodule",
     "should_stop",
+    "_default_root_dir",
 )
 LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric", "lightning_norms")
 
@@ -49,17 +51,19 @@ def is_left_out(callback: Callback) -> bool:
 def borrowed(trainer: Any) -> Iterator[list[Callback]]:
     """Strip a trainer of loggers, files and validation for any number of fits, and restore it afterwards.
 
+    Its folders are temporary ones meanwhile: modules write samples to ``self.trainer.log_dir``.
+
     Yields:
         The callbacks that are part of the configuration; every fit needs copies of them.
     """
     saved = {name: getattr(trainer, name) for name in RESTORED}
     strategy = {name: getattr(trainer.strategy, name, None) for name in ("_lightning_module", "_model")}
     training, state = trainer.training, copy.copy(trainer.state)
-    # A module may write to self.logger.experiment, so it gets a logger that discards everything.
-    trainer.loggers = [DummyLogger() for _ in saved["loggers"]]
     trainer.limit_val_batches, trainer.num_sanity_val_steps = 0, 0
     try:
-        with _silence():
+        with _silence(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            trainer.loggers = [StandIn(logger, folder) for logger in saved["loggers"]]
+            trainer._default_root_dir = folder
             yield [callback for callback in saved["callbacks"] if not is_left_out(callback)]
     finally:
         for name, value in saved.items():

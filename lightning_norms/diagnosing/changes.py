@@ -131,7 +131,7 @@ def _rescale(
     else:
         try:
             matrices = value_path(built) if rule.whole_value_path else residual_writers(built)
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             obstacle = str(error).partition(". Seen")[0].splitlines()[0].rstrip(".:")
     if matrices and already_scaled(matrices, rule):
         obstacle = "this init already has it"

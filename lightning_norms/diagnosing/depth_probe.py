@@ -88,11 +88,13 @@ class DepthProbe:
         return [name for name in dict.fromkeys(self.order) if name in self.squares["norm"]]
 
     @property
-    def smallest_eps_ratio(self) -> tuple[float, str] | None:
-        """The smallest variance of a norm's input over its eps, and the name of that norm; copies to the host."""
+    def smallest_eps_ratio(self) -> tuple[float, str, float] | None:
+        """The smallest variance of a norm's input over its eps, that norm's name and eps; copies to the host."""
         eps = {name: getattr(norm, "eps", None) or 0.0 for name, norm in self._norms}
         variances = self.squares["variance"].items()
-        return min(((float(variance) / eps[name], name) for name, variance in variances if eps[name]), default=None)
+        return min(
+            ((float(variance) / eps[name], name, eps[name]) for name, variance in variances if eps[name]), default=None
+        )
 
     def _on_block(self, group: str, block: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         y = stream_of(output)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_norms.anatomy.names import has_class_name
 from lightning_norms.checks import check_whole
 from lightning_norms.diagnosing.borrowing import (
     borrowed,
@@ -91,6 +93,7 @@ def diagnose(
     """
     if steps is not None:
         check_whole("diagnose", "steps", steps, 1)
+    _check_kinds(module, data, trainer)
     seeds = _check_seeds(seeds, n_seeds)
     frozen = facts_of_frozen(module)
     if frozen is not None:
@@ -128,6 +131,7 @@ class _Session:
     uniform_loss: float | None = None
     constant_loss: float | None = None
     constants: tuple[float, ...] = ()
+    loss_scale: float | None = None
     labels: int = 0
     batches: list[float] = field(default_factory=list)
 
@@ -150,7 +154,7 @@ class _Session:
         del built
         self.notes += changes.notes
         done = self._all_seeds(changes, seeds)
-        if self.labels:  # the whole trial has counted more of them than the first step
+        if look.labels:  # the whole trial has counted more of them than the first step
             look = replace(look, constant_loss=self.constant_loss, labels=self.labels)
         return conclude(facts, look, done, self.notes, rescaled, shallow)
 
@@ -220,20 +224,25 @@ class _Session:
         for change in changes:
             is_baseline, progress = change is BASELINE, partial(self.progress, change.name + label, self.steps)
             constants = () if is_baseline else self.constants
-            recorder = Recorder(self.steps, self.constant_loss, constants, change.factor, is_baseline, progress)
+            scale = None if is_baseline else self.loss_scale
+            recorder = Recorder(self.steps, self.constant_loss, constants, change.factor, is_baseline, scale, progress)
             progress(0, math.nan)
             try:
                 self._fit(module, data, change, recorder)
+                recorder.check_data(0 if is_baseline else len(self.batches))
             except (ValueError, RuntimeError) as error:
                 if is_baseline:
                     raise
-                self.notes.append(f"{change.name} could not be tried: {str(error).splitlines()[0]}")
+                self.notes.append(
+                    f"{change.name} could not be tried: {str(error).splitlines()[0].removeprefix('diagnose: ')}"
+                )
                 continue
             if is_baseline:
                 self.batches, self.constants = recorder.batches, recorder.constants
+                self.loss_scale = recorder.loss_scale
                 if self.constant_loss is None:
                     self.constant_loss, self.labels = recorder.constant_loss, recorder.labels
-            elif recorder.batches != self.batches[: len(recorder.batches)]:
+            elif any(map(operator.ne, recorder.batches, self.batches)):
                 self.notes.append(
                     f"the data loader returned different batches in the {change.name} trial, so its gain is not "
                     "exactly comparable"
@@ -243,6 +252,17 @@ class _Session:
 
 def _own_seed() -> int:
     return int(os.getenv("PL_GLOBAL_SEED") or 0)
+
+
+def _check_kinds(module: Any, data: Any, trainer: Any) -> None:
+    if not has_class_name(module, "LightningModule"):
+        kind = "a LightningModule class, not an instance of it" if isinstance(module, type) else type(module).__name__
+        raise ValueError(
+            f"diagnose: module must be a LightningModule, with its training_step and configure_optimizers, got {kind}."
+        )
+    if has_class_name(data, "Trainer") or not (trainer is None or has_class_name(trainer, "Trainer")):
+        given = f"data={type(data).__name__}, trainer={type(trainer).__name__}"
+        raise ValueError(f"diagnose: the order is diagnose(module, data, trainer), got {given}.")
 
 
 def _check_seeds(seeds: Sequence[int] | None, n_seeds: int) -> tuple[int, ...]:

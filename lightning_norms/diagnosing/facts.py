@@ -6,6 +6,7 @@ A flag is a notable property of the run: one sentence with its numbers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_norms.anatomy.depth import DepthMap
-from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
+from lightning_norms.anatomy.depth import DepthMap, is_norm
+from lightning_norms.anatomy.fresh_weights import already_scaled, evidence_of_training
 from lightning_norms.anatomy.stacks import Stack
 from lightning_norms.anatomy.writers import Matrix
 from lightning_norms.diagnosing.depth_probe import DepthProbe
@@ -51,6 +52,7 @@ def facts_of(
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         blocks={stack.label: len(stack.blocks) for stack in depth.stacks},
+        norms=dict(Counter(_norm_kind(part) for part in module.modules() if is_norm(part))),
         optimizer=type(optimizer).__name__,
         learning_rate=float(group.get("initial_lr", group["lr"])),
         beta2=float(group["betas"][1]) if "betas" in group else None,
@@ -84,8 +86,9 @@ def initial_flags(
     """What the weights and the configuration show before anything has run."""
     yield from identical_blocks(stacks)
     yield from _rescaled_init(module, writers)
-    if looks_trained(module):
-        yield Flag(TRAINED, "these weights have been trained: a norm's gain or bias is no longer one constant")
+    evidence = evidence_of_training(module)
+    if evidence:
+        yield Flag(TRAINED, f"these weights have been trained: {evidence}")
     if facts.trainable < facts.parameters:
         share = 1 - facts.trainable / facts.parameters
         sentence = f"{share:.0%} of the parameters are frozen: {facts.trainable:,} of {facts.parameters:,} train"
@@ -126,13 +129,13 @@ def first_step_flags(gradient: DepthProfile | None, unchanged: float, optimizer:
 
 def norm_flags(stacks: Sequence[Stack], probe: DepthProbe) -> Iterator[Flag]:
     """What the first pass shows of the norms: none or two after the last block, or an input as small as its eps."""
-    if len(stacks) == 1:
+    if len(stacks) == 1 and probe.norm_names:
         yield from _end_of_stack(stacks[0], probe)
     smallest = probe.smallest_eps_ratio
     if smallest is not None and smallest[0] < 10:
         sentence = (
-            f"the input of {smallest[1]} has a variance of only {smallest[0]:.2g} x the norm's eps, so eps determines "
-            "its output"
+            f"the input of {smallest[1]} has a variance of only {smallest[0]:.2g} x the norm's eps of {smallest[2]:g}, "
+            "so eps determines its output"
         )
         yield Flag("eps", sentence, {"variance_over_eps": smallest[0]})
 
@@ -149,14 +152,23 @@ def identical_blocks(stacks: Sequence[Stack]) -> Iterator[Flag]:
         ['identical blocks']
     """
     for stack in stacks:
-        first, *others = (_matrices(block.module) for block in stack.blocks)
-        if first and others and all(_are_equal(first, other) for other in others):
+        matrices = [_matrices(block.module) for block in stack.blocks]
+        first = max(matrices, key=lambda some: sum(_are_equal(some, other) for other in matrices))
+        others = [other for other in matrices if other is not first]
+        copies = 1 + sum(_are_equal(first, other) for other in others)
+        if first and copies > 1:
             where = f" of {stack.label}" if stack.label else ""
+            which = "all" if copies == len(stack.blocks) else f"{copies} of"
             sentence = (
-                f"all {len(stack.blocks)} blocks{where} start with identical weights (nn.TransformerEncoder copies its "
-                "layer): initialize each block separately"
+                f"{which} {len(stack.blocks)} blocks{where} start with identical weights (nn.TransformerEncoder copies "
+                "its layer): initialize each block separately"
             )
-            yield Flag("identical blocks", sentence, {"blocks": float(len(stack.blocks))})
+            yield Flag("identical blocks", sentence, {"blocks": float(copies)})
+
+
+def _norm_kind(norm: nn.Module) -> str:
+    eps = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", None)
+    return f"{type(norm).__name__} without eps" if eps is None else f"{type(norm).__name__} with eps {eps:g}"
 
 
 def _rescaled_init(module: nn.Module, writers: Sequence[Matrix]) -> Iterator[Flag]:

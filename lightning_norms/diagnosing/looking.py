@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -17,9 +18,12 @@ from typing_extensions import override
 from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.sharding import grad_scaler, pending_scale
 from lightning_norms.anatomy.writers import Matrix, residual_writers
+from lightning_norms.diagnosing.causality import NextTokenWatcher
+from lightning_norms.diagnosing.constants import Micro, constant_losses, read_micro
 from lightning_norms.diagnosing.depth_probe import DepthProbe
 from lightning_norms.diagnosing.facts import facts_of, first_step_flags, initial_flags, norm_flags, refuse
 from lightning_norms.diagnosing.labels import LossWatcher
+from lightning_norms.diagnosing.loss_tail import TailRecorder
 from lightning_norms.measuring.norms_by_group import update_ratio
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.measuring.trained_parameters import TrainedParameters
@@ -62,7 +66,8 @@ class Looker(Callback):
         self._callbacks, self._left_out, self._constant_loss = callbacks, left_out, constant_loss
         self.facts: Facts | None = None
         self.look: Look | None = None
-        self._watcher = LossWatcher()
+        self._watcher, self._tails = LossWatcher(), TailRecorder()
+        self._micro: Micro | None = None
         self._hooks = ExitStack()
         self._flags: list[Flag] = []
         self._profiles: dict[str, tuple[list[str], Tensor]] = {}
@@ -70,6 +75,7 @@ class Looker(Callback):
         self._unchanged = 0.0
         self._first_loss: float | None = None
         self._is_done = False
+        self._batches, self._epoch_start = 0, -1  # so far, and before the current epoch
 
     @override
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -83,7 +89,14 @@ class Looker(Callback):
         self._flags += initial_flags(pl_module, self._depth.stacks, writers, trainer.optimizers, self.facts)
 
     @override
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """End the fit after an epoch without a batch, as such data would be read for ever."""
+        trainer.should_stop |= self._epoch_start == self._batches
+        self._epoch_start = self._batches
+
+    @override
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batches += 1
         # Kept for a second pass over this batch with the same dropout.
         self._rng_states = (
             torch.get_rng_state(),
@@ -92,10 +105,13 @@ class Looker(Callback):
         if not self._is_done:
             self._probe.attach()
             self._watcher.start()
+            self._tails.start()
 
     @override
     def on_before_backward(self, trainer: Any, pl_module: LightningModule, loss: Tensor) -> None:
-        self._watcher.stop()
+        self._stop_watching()
+        if not self._is_done:
+            self._micro = read_micro(self._tails, trainer, pl_module, loss)
         self._observer.add_loss(trainer, loss, pl_module.automatic_optimization)
 
     @override
@@ -129,7 +145,7 @@ class Looker(Callback):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """After the first update, run the same batch once more and end the fit."""
-        self._watcher.stop()
+        self._stop_watching()
         self._probe.detach()
         if self._is_done and self.look is None:
             change = self._logit_change(trainer, pl_module, batch, batch_idx)
@@ -139,8 +155,12 @@ class Looker(Callback):
 
     @override
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        self._watcher.stop()
+        self._stop_watching()
         self._hooks.close()
+
+    def _stop_watching(self) -> None:
+        self._tails.stop()
+        self._watcher.stop()
 
     @torch.no_grad()
     def _logit_change(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> float | None:
@@ -148,11 +168,17 @@ class Looker(Callback):
         before = self._watcher.logits
         if before is None or not pl_module.automatic_optimization or "first_update" not in self._profiles:
             return None
+        step = pl_module.training_step
+        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+            return None  # its batch has been consumed
+        arguments = (batch, batch_idx) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else (batch,)
         with isolate_rng(), trainer.precision_plugin.train_step_context():
             for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), self._rng_states, strict=False):
                 restore(state)
-            with LossWatcher() as watcher:
-                pl_module.training_step(batch, batch_idx)
+            # Several ranks share gradients in hooks of their own, so there the pass is without them.
+            with torch.set_grad_enabled(trainer.world_size == 1), LossWatcher() as watcher, NextTokenWatcher() as ahead:
+                step(*arguments)
+            self._flags += ahead.flags()
         after = watcher.logits
         return None if after is None or after.shape != before.shape else _rms(trainer, after.float() - before.float())
 
@@ -167,16 +193,20 @@ class Looker(Callback):
         gradient = next((profile for profile in profiles if profile.name == "parameter_gradient"), None)
         self._flags += first_step_flags(gradient, self._unchanged, trainer.optimizers[0])
         watcher, is_exact = self._watcher, self._constant_loss is not None
+        fit = None if self._micro is None else constant_losses([[self._micro]])
+        uniform = None if watcher.classes is None else math.log(watcher.classes)
+        if uniform is None or self._micro is None or not math.isclose(self._micro.uniform_loss, uniform, rel_tol=0.01):
+            uniform = None  # the loss is scaled, shifted, summed, or no cross-entropy
         spreads = [float(spread) for spread in self._probe.spreads.values()]
         return Look(
             first_loss=self._first_loss,
             classes=watcher.classes,
-            uniform_loss=None if watcher.classes is None else math.log(watcher.classes),
-            constant_loss=self._constant_loss if is_exact else watcher.constant_loss(),
+            uniform_loss=uniform,
+            constant_loss=self._constant_loss if is_exact else None if fit is None else fit.loss,
             labels=0 if is_exact else watcher.labels,
             logits_rms=None if watcher.logits is None else _rms(trainer, watcher.logits.float()),
             logit_change=change,
-            post_norm=max(spreads) < 1e-2 if spreads else None,
+            post_norm=max(spreads) < 1e-2 if spreads and self._probe.norm_names else None,
             profiles=profiles,
             growths=tuple(growth for profile in profiles if profile.name in GROWING for growth in growths(profile)),
             flags=tuple(self._flags),
@@ -186,7 +216,7 @@ class Looker(Callback):
 def _writers(module: Any) -> tuple[Matrix, ...]:
     try:
         return residual_writers(module)
-    except ValueError:
+    except (ValueError, AttributeError):
         return ()
 
 

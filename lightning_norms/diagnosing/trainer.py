@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lightning_norms.diagnosing.diagnose import Rebuild, diagnose
+from lightning_norms.files.log_folder import write_file
 from lightning_norms.reports.diagnosis.console import diagnosis_text
 from lightning_norms.reports.diagnosis.data import Diagnosis
 from lightning_norms.reports.diagnosis.page import diagnosis_page
@@ -47,7 +47,7 @@ class NormsTrainer(Trainer):
             seeds: list of seeds to repeat all trials for, such as [0,1,2]; gains then have a spread.
             n_seeds: number of consecutive seeds, starting with seed_everything; instead of seeds.
             no_trials: only measure the first step.
-            folder: folder for diagnosis.json and diagnosis.html; created if needed.
+            folder: folder for diagnosis.json and diagnosis.html, a path or a URL; created if needed.
             format: what to print: tables and a summary, the JSON, or the HTML page.
         """
         options: dict[str, Any] = {"steps": steps, "seeds": seeds, "n_seeds": n_seeds, "rebuild": self.rebuild}
@@ -57,18 +57,15 @@ class NormsTrainer(Trainer):
         if not self.is_global_zero:
             return
         texts = {"json": result.to_json(), "html": diagnosis_page(result)}
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        for ending, text in texts.items():
-            (target / f"diagnosis.{ending}").write_text(text, encoding="utf-8")
+        places = {ending: write_file(folder, f"diagnosis.{ending}", text.encode()) for ending, text in texts.items()}
         if format in texts:
             print(texts[format], end="")
             return
         console = Console()
         for part in diagnosis_text(result):
             console.print(part, highlight=False, markup=False)
-        places = f"\nPictures: {target / 'diagnosis.html'}\nAll numbers: {target / 'diagnosis.json'}"
-        console.print(places, highlight=False, markup=False, soft_wrap=True)
+        lines = f"\nPictures: {places['html']}\nAll numbers: {places['json']}"
+        console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
 
 class ConsoleProgress:

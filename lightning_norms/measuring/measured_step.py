@@ -28,11 +28,12 @@ class MeasuredStep:
         self.squares = norms.shares(norms.gradients()).unsqueeze(0)
         self._before = [to_local(parameter.detach()).clone() for parameter in norms.parameters if with_update]
 
-    def finish(self) -> None:
-        """After the optimizer's step: measure what it changed, and the weights before it."""
+    def finish(self, is_cancelled: bool = False) -> None:
+        """After the optimizer's step: measure the weights before it and what it changed, 0 if it was cancelled."""
         if self._before:
             weights = self.norms.shares(self._before)
-            torch._foreach_sub_(self._before, [to_local(parameter.detach()) for parameter in self.norms.parameters])
+            after = [to_local(parameter.detach()) for parameter in self.norms.parameters]
+            torch._foreach_sub_(self._before, self._before if is_cancelled else after)
             self.squares = torch.stack([*self.squares, weights, self.norms.shares(self._before)])
             self._before = []
 

@@ -59,6 +59,16 @@ def spaced(items: Sequence[int], count: int) -> list[int]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
+def loss_text(loss: float) -> str:
+    """Three decimals, or three digits for a loss so small that decimals would hide it.
+
+    Example:
+        >>> loss_text(3.14159), loss_text(0.000123)
+        ('3.142', '0.000123')
+    """
+    return f"{loss:.3f}" if loss == 0 or not abs(loss) < 0.1 else f"{loss:.3g}"
+
+
 def number(value: float) -> str:
     """A few digits: plain between 0.01 and 1000, else in powers of ten.
 

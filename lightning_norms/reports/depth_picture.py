@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps
@@ -110,11 +109,11 @@ def strange_values(profile: Profile) -> list[tuple[str, str]]:
     return [(colour, label) for colour, label, where in kinds if where.any()]
 
 
-def save_png(figure: Figure, path: Path) -> Path:
-    """Write ``figure`` to ``path``, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
-    return path
+def png(figure: Figure) -> bytes:
+    """Return ``figure`` as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def pixels(figure: Figure) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Weight averages (EMA, SWA): which objects hold one, and its tensors."""
+"""Weight averages (EMA, SWA, teachers): which objects hold one, and its tensors."""
 
 from __future__ import annotations
 
@@ -46,6 +46,36 @@ def find_averages(callbacks: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(
         callback for callback in callbacks if any(is_average(value, name) for name, value in _attributes(callback))
     )
+
+
+def frozen_twins(parameters: dict[str, Tensor]) -> set[str]:
+    """Return the names of frozen parameters that are the same place of a copy: a teacher beside its student.
+
+    Two names are of the same place if they end alike and differ only above the first number: ``teacher.layers.0.bias``
+    and ``net.student.layers.0.bias``, but not the bias of layer 1.
+
+    Example:
+        >>> nets = nn.ModuleDict({"student": nn.Linear(2, 2), "teacher": nn.Linear(2, 2).requires_grad_(False)})
+        >>> sorted(frozen_twins(dict(nets.named_parameters())))
+        ['teacher.bias', 'teacher.weight']
+    """
+    trained = {
+        (ending, parameter.shape)
+        for name, parameter in parameters.items()
+        if parameter.requires_grad
+        for ending in _endings(name)
+    }
+    return {
+        name
+        for name, parameter in parameters.items()
+        if not parameter.requires_grad and any((ending, parameter.shape) in trained for ending in _endings(name))
+    }
+
+
+def _endings(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    first_number = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return (".".join(parts[place:]) for place in range(first_number + 1))
 
 
 def _attributes(owner: object) -> Iterable[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 class BufferKeeper:
@@ -27,7 +28,7 @@ class BufferKeeper:
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for prefix, part in self._owners:
             for name, buffer in part._buffers.items():
-                if buffer is not None:
+                if buffer is not None and not is_lazy(buffer):
                     yield f"{prefix}.{name}", buffer
 
     @torch.no_grad()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
+
+from lightning_norms.files.log_folder import Folder, append_line, has_file
 
 FILE = "events.jsonl"
 Evidence = float | int | str
@@ -65,8 +65,8 @@ class EventLog:
     """Events of a run, in order: kept in memory, and written to ``events.jsonl`` so that even ``kill -9`` leaves them.
 
     Args:
-        folder: where the file goes, made when the first line is written. None keeps events in memory only: for every
-            rank but the first one, and for runs that leave no files.
+        folder: where the file goes, a path or a URL; made when the first line is written. None keeps events in memory
+            only: for every rank but the first one, and for runs that leave no files.
 
     Example:
         >>> log = EventLog()
@@ -75,8 +75,8 @@ class EventLog:
         ['rollback']
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self.path = None if folder is None else Path(folder) / FILE
+    def __init__(self, folder: Folder | None = None) -> None:
+        self.folder = folder
         self.events: list[Event] = []
 
     def append(self, event: Event) -> None:
@@ -88,33 +88,23 @@ class EventLog:
         """Take the events before ``step`` from a checkpoint; a file, in which later ones may stand, gets a marker."""
         events = [Event.from_plain(event) for event in state["events"]]
         self.events = [event for event in events if event.step < step]
-        if self.path is not None and self.path.exists():
-            self._write({"resumed_at": step})
+        self._write({"resumed_at": step}, only_if_there=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all events as plain Python."""
         return {"events": [event.to_plain() for event in self.events]}
 
-    def _write(self, data: Mapping[str, Any]) -> None:
-        if self.path is None:
+    def _write(self, data: Mapping[str, Any], only_if_there: bool = False) -> None:
+        if self.folder is None:
             return
+        line = json.dumps(_for_json(data), allow_nan=False)
         try:
-            _append_line(self.path, json.dumps(_for_json(data), allow_nan=False))
-        except OSError as error:  # a full disk must not end the run that this protects
-            warnings.warn(f"{self.path} cannot be written, events are kept in memory only: {error}", stacklevel=3)
-            self.path = None
-
-
-def _append_line(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # the process before us died in the middle of a line
-                line = "\n" + line
-        file.write(f"{line}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
+            if not only_if_there or has_file(self.folder, FILE):
+                append_line(self.folder, FILE, line)
+        except Exception as error:  # a full disk, or a bucket out of reach, must not end the run that this protects
+            text = f"{FILE} cannot be written to {self.folder}, events are kept in memory only: {error}"
+            warnings.warn(text, stacklevel=3)
+            self.folder = None
 
 
 def _for_json(value: Any) -> Any:

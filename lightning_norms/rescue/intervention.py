@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.optim import Optimizer
@@ -13,9 +13,10 @@ from lightning_norms.anatomy.fresh_weights import already_scaled, looks_trained
 from lightning_norms.anatomy.rescaling import is_rescaled, mark_rescaled, matrices_of, rescale
 from lightning_norms.anatomy.sharding import grad_scaler, is_deepspeed
 from lightning_norms.anatomy.writers import Matrix
-from lightning_norms.learning_rate import factors_of
+from lightning_norms.learning_rate import factors_of, follow
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.rescue.buffers import BufferKeeper
+from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
 from lightning_norms.rescue.rescue import Decision, Rescue
 from lightning_norms.rescue.skip import SkippedStep
 from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
@@ -64,19 +65,30 @@ class Intervention:
         self._buffers: BufferKeeper | None = None
         self._rescaled = False
         self._skipped: SkippedStep | None = None
+        self._guard: CheckpointGuard | None = None
+        self._begun = self._begun_before = 0  # calls of optimizer.step(), also at the last look at gradients
+        self._counted: list[Any] = []
+        self._handles: list[Any] = []
 
-    def begin(self) -> None:
-        """Put the factor on the learning rate, and keep what may be gone back to."""
+    def begin(self, before_checkpoint: Callable[[bool], None]) -> None:
+        """Put the factor on the learning rate, and keep what may be gone back to.
+
+        Args:
+            before_checkpoint: called before a checkpoint is made, with True for one of the weights only.
+        """
         for factors in self._factors:
             factors.set(NAME, self.factor)
+        self._count_steps()
+        self._guard = CheckpointGuard(self._trainer, before_checkpoint)
         if self._rescue.dry_run:
             return
         self._buffers = BufferKeeper(self._module)
         if self._rule is not None:
             self._matrices(self._rule)  # the error about a model in which nothing is found belongs here
         if self._rescue.state.steps == 0:
-            size = self.snapshots.keep_start().bytes / 1e6
-            rank_zero_info(f"LRFallback: keeps the start, {size:.1f} MB, and later one healthy snapshot.")
+            size = in_units(self.snapshots.keep_start().bytes)
+            rank_zero_info(f"LRFallback: keeps the start, {size}, and later one healthy snapshot.")
+            self.snapshots.name_what_stays()
         elif self.snapshots.healthy is None and not self._rescue.watch.stall.is_suspicious():
             self.snapshots.keep_healthy(self._rescue.state.steps)
 
@@ -84,6 +96,10 @@ class Intervention:
         """Leave the optimizers and the module as they were."""
         for factors in self._factors:
             factors.remove(NAME)
+        for handle in self._handles:
+            handle.remove()
+        if self._guard is not None:
+            self._guard.leave()
         self._undo_skip()
 
     def keep_buffers(self) -> None:
@@ -91,8 +107,19 @@ class Intervention:
         if self._buffers is not None:
             self._buffers.keep()
 
-    def begin_step(self) -> None:
+    def is_second_look(self, optimizer: Optimizer) -> bool:
+        """Whether these are the gradients of a second loss within one ``optimizer.step()``."""
+        is_counted = any(optimizer is counted for counted in self._counted)
+        return is_counted and grad_scaler(self._trainer) is None and 0 < self._begun == self._begun_before
+
+    def begin_step(self, optimizer: Optimizer) -> None:
         """Count the step that is under way again: a GradScaler may not even have begun the one before."""
+        self._undo_skip()
+        self._factors = follow(self._factors, self._trainer.optimizers, stepping=optimizer)
+        self._count_steps()
+        self._begun_before = self._begun
+        if self._rescue.state.steps == 0:
+            self.snapshots.complete_start()
         for factors in self._factors:
             factors.cancel_step(False)
 
@@ -106,12 +133,10 @@ class Intervention:
         elif action == "skip" and self._buffers is not None:
             self._buffers.put_back()
         elif action in ("rollback", "restart"):
-            self.go_back(action)
+            self.go_back(action, keep_gradients=True)  # until the last hook of this step
         if action in ("skip", "rollback", "restart"):
             is_overflow = action == "skip" and finding is not None and finding.cause == "non_finite"
             self._skip(optimizer, keep_scale=not is_overflow)
-        for factors in self._factors:
-            factors.refresh()  # in full precision they were put on before this was decided
 
     def end_step(self) -> None:
         """Undo, after the step, what only its skipping needed; keep a snapshot of a healthy run when it is due."""
@@ -121,10 +146,10 @@ class Intervention:
         if not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps):
             self.snapshots.keep_healthy(steps)
 
-    def go_back(self, action: str) -> None:
+    def go_back(self, action: str, keep_gradients: bool = False) -> None:
         """Put a snapshot back: the healthy one for "rollback", the start for "restart", whose warmup begins again."""
         self._rescue.go_back(action)
-        names = self.snapshots.go_back(action)
+        names = self.snapshots.go_back(action, keep_gradients)
         if names:
             rank_zero_info(f"LRFallback: not in the snapshot, so left as they are: {', '.join(names)}")
         if action == "restart":
@@ -142,29 +167,15 @@ class Intervention:
         has_warmup = any("warmup" in factors.names() for factors in self._factors)
         return self._rescue.factor(clock, ramp=not has_warmup)
 
-    def keep_checkpoint(self) -> bool:
-        """Take what a checkpoint is about to hold as healthy; False if its weights are not finite, on any rank."""
-        if self._rescue.dry_run:
-            return True
-        trainable = (parameter.detach() for parameter in self._module.parameters() if parameter.requires_grad)
-        is_bad = not all(bool(torch.isfinite(weight).all()) for weight in trainable)
-        if self._trainer.strategy.reduce_boolean_decision(is_bad, all=False):
-            return False
-        if self._rescue.is_healthy:
-            self.snapshots.keep_healthy(self._rescue.state.steps)
-        return True
+    def are_weights_finite(self) -> bool:
+        """Whether all weights that are trained, and all averages of them, are finite, on every rank."""
+        is_bad = not all(bool(value.isfinite().all()) for value in self.snapshots.live_weights())
+        return not self._trainer.strategy.reduce_boolean_decision(is_bad, all=False)
 
-    def write_again(self, checkpoint: dict[str, Any]) -> None:
-        """Replace what Lightning put into a checkpoint before the run went back."""
-        strategy, precision = self._trainer.strategy, self._trainer.precision_plugin
-        # A WeightAveraging that stands before us has put its average into "state_dict", which has gone back as well.
-        weights = "current_model_state" if "current_model_state" in checkpoint else "state_dict"
-        checkpoint[weights] = strategy.lightning_module_state_dict()
-        checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
-        states = {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks}
-        checkpoint["callbacks"] |= {name: state for name, state in states.items() if state}
-        if type(precision).__qualname__ in checkpoint:
-            checkpoint[type(precision).__qualname__] = precision.state_dict()
+    def keep_checkpoint(self) -> None:
+        """Take what a checkpoint is about to hold as healthy, as a resumed run can go back to its checkpoint only."""
+        if self._rescue.is_healthy and not self._rescue.dry_run:
+            self.snapshots.keep_healthy(self._rescue.state.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the snapshots that a checkpoint needs, and whether a restart has rescaled; plain."""
@@ -180,6 +191,19 @@ class Intervention:
             if "warmup" not in factors.names():
                 factors.clock = state["clock"]
         self.snapshots.load_state_dict(state)
+
+    def _count_steps(self) -> None:
+        """Count the steps that the optimizers begin, also of those that were made anew in mid-run."""
+        optimizers = list(self._trainer.optimizers)
+        if [*map(id, optimizers)] == [*map(id, self._counted)]:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._counted = optimizers
+        self._handles = [optimizer.register_step_pre_hook(self._step_begins) for optimizer in optimizers]
+
+    def _step_begins(self, *_: Any) -> None:
+        self._begun += 1
 
     @property
     def _clock(self) -> int:
@@ -203,7 +227,7 @@ class Intervention:
         if is_trained or already_scaled(matrices, rule):
             rank_zero_info(f"LRFallback: {rule} is not applied: the start was trained, or its init has the factor.")
             return
-        rescale(matrices, rule)
+        rescale(matrices, rule, holders=[self._module, *self._trainer.callbacks])
         mark_rescaled(self._module)
         self._rescaled = True
         self.snapshots.keep_start()
@@ -211,6 +235,17 @@ class Intervention:
 
     def _matrices(self, rule: RescaleRule) -> list[Matrix]:
         return [matrix for matrix in matrices_of(rule, self._module, self._pattern) if matrix.parameter.requires_grad]
+
+
+def in_units(count: int) -> str:
+    """Return a number of bytes as people write it.
+
+    Example:
+        >>> in_units(624), in_units(4_512), in_units(3_900_000_000)
+        ('624 bytes', '4.5 kB', '3.9 GB')
+    """
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+    return next((f"{count / size:.1f} {unit}" for unit, size in units.items() if count >= size), f"{count} bytes")
 
 
 def _refuse(trainer: Any) -> None:

@@ -14,19 +14,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_norms.anatomy.sharding import reshard, to_local
-from lightning_norms.rescue.averages import average_tensors, is_average
+from lightning_norms.rescue.averages import average_tensors, frozen_twins, is_average
+from lightning_norms.rescue.optimizer_parts import counters, with_inner
+from lightning_norms.rescue.weight_copies import Place, find_copies
 
 
 class Key(NamedTuple):
     """Name of one tensor, or plain value, of a run."""
 
-    kind: Literal["parameter", "buffer", "optimizer", "average"]
+    kind: Literal["parameter", "buffer", "optimizer", "counter", "average", "copy", "extra"]
     name: str
-    """Name of the tensor; for an optimizer, of the parameter whose state this is, "" for what belongs to none."""
+    """Name of the tensor; for an optimizer, of the parameter whose state this is, "" for what belongs to none; for a
+    counter of an optimizer, the number of its group, or "" for an attribute."""
     number: int = 0
-    """Which optimizer, which average."""
+    """Which optimizer, wrapped ones among them, which average."""
     entry: str = ""
-    """Which entry of the optimizer's state."""
+    """Which entry of the optimizer's state, of the group, or which attribute."""
 
 
 class LiveState:
@@ -36,7 +39,10 @@ class LiveState:
         module: the module; FSDP2 modules that a validation has left unsharded are resharded.
         optimizers: torch optimizers, or Lightning's wrappers around them.
         averages: modules, or callbacks that hold a weight average.
-        with_frozen: count frozen parameters too. Without, those count that are trainable or have moments.
+        owners: objects whose attributes may hold copies of the weights, such as callbacks.
+        with_frozen: count frozen parameters too. Without, those count that are trainable, have moments, or are the
+            copy of a trainable one (a teacher).
+        names: names of parameters that have got another one since (pruning renames them).
 
     Attributes:
         entries: live local tensors, and the plain values in optimizer states (Adafactor's float, a list), by key.
@@ -44,42 +50,62 @@ class LiveState:
     """
 
     def __init__(
-        self, module: nn.Module, optimizers: Sequence[Any], averages: Sequence[Any] = (), with_frozen: bool = False
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Any],
+        averages: Sequence[Any] = (),
+        *,
+        owners: Sequence[Any] = (),
+        with_frozen: bool = False,
+        names: Mapping[Tensor, str] | None = None,
     ) -> None:
         reshard(module)
-        self.parameters = _named_parameters(module, optimizers)
+        self._module, self._optimizers = module, with_inner(optimizers)
+        self.parameters = _named_parameters(module, self._optimizers, names or {})
         self.entries: dict[Key, Any] = {}
-        self._module, self._optimizers = module, optimizers
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
-        self._states = [_states(optimizer, names) for optimizer in optimizers]
-        trained = set(self.parameters) if with_frozen else self._trained()
+        self._places: dict[Key, Place] = {}
+        with_shape = {name: parameter for name, parameter in self.parameters.items() if not is_lazy(parameter)}
+        by_id = {id(parameter): name for name, parameter in self.parameters.items()}
+        self._states = [_states(optimizer, by_id) for optimizer in self._optimizers]
+        trained = set(self.parameters) if with_frozen else self._trained() | frozen_twins(with_shape)
         for name, parameter in self.parameters.items():
             if name in trained:
                 self._add(Key("parameter", name), parameter)
         for name, buffer in module.named_buffers():
             self._add(Key("buffer", name), buffer)
-        self._add_optimizer_states()
-        for number, average in enumerate(averages):
-            for name, tensor in average_tensors(average):
-                # The average of a frozen weight is that weight: it does not move either.
-                weight = name.removeprefix("module.")
-                if weight not in self.parameters or weight in trained:
-                    self._add(Key("average", name, number), tensor)
+        for name, part in module.named_modules():
+            if type(part).get_extra_state is not nn.Module.get_extra_state:
+                self.entries[Key("extra", name)] = [part.get_extra_state()]  # a list: a tensor is not copied in place
+        self._add_optimizers()
+        self._add_averages(averages, trained)
+        for place in find_copies(module, [*owners, *self._optimizers], with_shape):
+            key = Key("copy", place.path)
+            self._places[key] = place
+            self._add(key, place.value)
 
     def forget(self, key: Key) -> None:
-        """Take an entry out of an optimizer's state, and the state itself if it is the last one."""
+        """Take an entry out of an optimizer's state, and the state itself if it is the last one; or a counter."""
+        if key.kind == "counter":
+            self._counters(key).pop(key.entry, None)
+            return
         state = self._states[key.number][key.name]
         state.pop(key.entry, None)
         if not state and key.name:
             self._optimizers[key.number].state.pop(self.parameters[key.name], None)
 
     def revive(self, key: Key, saved: Any) -> None:
-        """Make a copy of what has no live counterpart of its shape: a buffer, or an entry of an optimizer's state.
+        """Make a copy of what has no live tensor of its shape: a buffer, a number, an entry of an optimizer's state.
 
         A parameter or an average cannot be made anew, nor a state whose parameter is gone: nothing happens.
         """
         if key.kind == "buffer":
             self._replace_buffer(key.name, saved)
+        elif key.kind == "extra":
+            self._module.get_submodule(key.name).set_extra_state(copy.deepcopy(saved[0]))
+        elif key in self._places and not isinstance(saved, Tensor):
+            vars(self._places[key].owner)[self._places[key].name] = saved
+        elif key.kind == "counter" and key.number < len(self._optimizers):
+            self._counters(key)[key.entry] = copy.deepcopy(saved)
         elif key.kind == "optimizer" and key.number < len(self._optimizers):
             state = self._optimizers[key.number].state
             if not key.name:
@@ -92,6 +118,12 @@ class LiveState:
         """Set every ``grad`` to None: zeros would still be decayed and moved by momentum."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def _counters(self, key: Key) -> dict[str, Any]:
+        optimizer = self._optimizers[key.number]
+        owners: list[dict[str, Any]] = [vars(optimizer)] if not key.name else optimizer.param_groups
+        number = int(key.name or 0)
+        return owners[number] if number < len(owners) else {}
 
     def _replace_buffer(self, name: str, saved: Tensor) -> None:
         path, _, leaf = name.rpartition(".")
@@ -114,12 +146,22 @@ class LiveState:
             if parameter.requires_grad or name in moved or id(parameter) in averaged
         }
 
-    def _add_optimizer_states(self) -> None:
-        for number, states in enumerate(self._states):
+    def _add_optimizers(self) -> None:
+        for number, (optimizer, states) in enumerate(zip(self._optimizers, self._states, strict=True)):
             for name, state in states.items():
                 for entry, value in state.items():
                     if isinstance(entry, str):
                         self._add(Key("optimizer", name, number, entry), value)
+            for name, entry, value in counters(optimizer):
+                self._add(Key("counter", name, number, entry), value)
+
+    def _add_averages(self, averages: Sequence[Any], trained: set[str]) -> None:
+        for number, average in enumerate(averages):
+            for name, tensor in average_tensors(average):
+                # The average of a frozen weight is that weight: it does not move either.
+                weight = name.removeprefix("module.")
+                if weight not in self.parameters or weight in trained:
+                    self._add(Key("average", name, number), tensor)
 
     def _add(self, key: Key, value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -150,9 +192,9 @@ def _like_parameter(saved: Any, parameter: Tensor) -> Any:
     return tensor
 
 
-def _named_parameters(module: nn.Module, optimizers: Sequence[Any]) -> dict[str, Tensor]:
-    """Each parameter once, so tied ones too; with those that only an optimizer knows."""
-    named: dict[str, Tensor] = dict(module.named_parameters())
+def _named_parameters(module: nn.Module, optimizers: Sequence[Any], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """Each parameter once, so tied ones too; with those that only an optimizer knows, and under the names given."""
+    named: dict[str, Tensor] = {names.get(parameter, name): parameter for name, parameter in module.named_parameters()}
     ids = {id(parameter) for parameter in named.values()}
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):

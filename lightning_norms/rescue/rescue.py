@@ -18,8 +18,14 @@ from lightning_norms.checks import check_whole
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.rescue.events import Event
+from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.ladder import Ladder, Limits
-from lightning_norms.rescue.rules import Finding, Watch
+from lightning_norms.rescue.rules import Watch
+
+STATE_OUT_OF_SIGHT = (
+    "weights and buffers have just been put back and are finite, so the likely cause is the batch, or state that is"
+    " neither weight nor buffer, such as a memory in an attribute of the module: register_buffer keeps it in sight"
+)
 
 
 class FallbackExhaustedError(RuntimeError):
@@ -126,6 +132,8 @@ class Rescue:
         finding = self.watch.find(observation, has_scaler)
         if finding is None:
             self.watch.accept(observation)
+        elif finding.cause == "non_finite" and self._has_just_gone_back:
+            finding = replace(finding, message=f"{finding.message}; {STATE_OUT_OF_SIGHT}")
         return finding
 
     def decide(self, finding: Finding | None, ways_back: Mapping[str, int]) -> Decision:
@@ -148,7 +156,7 @@ class Rescue:
 
     def decide_on_bad_weights(self, ways_back: Mapping[str, int]) -> Decision:
         """Return what to do about weights that are not finite, found between two steps: to skip is no cure."""
-        finding = Finding("non_finite", "the weights themselves, found when a checkpoint was to be written")
+        finding = Finding("non_finite", "the weights themselves, found before they were saved")
         return self._decision(self.ladder.climb("divergence", ways_back), finding, ways_back)
 
     def go_back(self, action: str) -> None:
@@ -182,6 +190,11 @@ class Rescue:
         self.state = State(**{name: state[name] for name in asdict(self.state)})
         self.ladder.load_state_dict(state["ladder"])
         self.watch.load_state_dict(state["watch"])
+
+    @property
+    def _has_just_gone_back(self) -> bool:
+        has_gone_back = self.ladder.rollbacks + self.ladder.restarts > 0
+        return has_gone_back and self.state.steps == self.state.quiet_since + 1
 
     def _accept(self) -> Decision:
         state, ladder = self.state, self.ladder

@@ -5,7 +5,7 @@ Four causes, each with a rule of its own and its evidence::
     non_finite   a loss or a gradient that is NaN or infinite
     spike        one loss far above all recent ones, or one gradient norm ten times their largest
     divergence   the median loss gives back half of the progress it had made
-    stall        no spike and no NaN: some blocks receive no gradient any more (see :class:`StallRule`)
+    stall        no spike and no NaN: some blocks receive no gradient any more (see :mod:`.stall`)
 
 Two more are harmless: ``absent``, a step without loss and gradient, and ``overflow``, a non-finite step that a
 GradScaler skips by itself. Rules hold little state, all plain data. What they flag never enters their baseline.
@@ -15,32 +15,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.spike_score import SpikeScore
+from lightning_norms.rescue.finding import Finding
+from lightning_norms.rescue.stall import StallRule
 
 WINDOW = 16
 """Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
 SCALER_PATIENCE = 20
 """Non-finite steps in a row that a GradScaler may need to find its scale."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was recognised in a step: a cause, one plain sentence, and the evidence in numbers."""
-
-    cause: str
-    message: str
-    evidence: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_harmless(self) -> bool:
-        """Whether nothing is to be done about it, and nothing to be learnt from the step."""
-        return self.cause in ("absent", "overflow")
 
 
 def find_non_finite(observation: Observation) -> Finding | None:
@@ -160,94 +147,6 @@ class DivergenceRule:
 
     def _with(self, loss: float | None) -> list[float]:
         return (self.losses if loss is None else [*self.losses, loss])[-WINDOW:]
-
-
-class StallRule:
-    r"""Some blocks receive no gradient any more, while the loss may still look like that of any other run.
-
-    A block's share is its gradient norm over the largest of its stack. Against its own share in the first three steps:
-
-    .. math:: q_b(t) = \frac{g_b(t)}{\max_c g_c(t)} \Big/ \max_{s < 3} \frac{g_b(s)}{\max_c g_c(s)}
-
-    A stall is when at least an eighth of the blocks (one at the least) has q below 10^-1.5 in four of the last five
-    steps, so that blocks which are dropped at random do not count.
-    Blocks without a gradient at the start (frozen, unused) do not count; a block that starts at nearly nothing and
-    grows (ReZero) has q above 1. A run whose loss fell to less than 30 % of its first one has learnt, and is no stall.
-
-    Measured: an 18-layer post-norm toy at learning rate 3e-3 is named at steps 4 to 27 in eight of eight seeds; healthy
-    runs of 6, 18, 24 and 48 blocks never went below 10^-1.1.
-    """
-
-    DEAD, SUSPICIOUS = -1.5, -1.1
-    """Decades below the share at the start."""
-    STEPS, START = 5, 3
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.first_loss: float | None = None
-        self.start: list[list[float]] = []
-        self.falls: list[float] = []
-        self.losses: list[float] = []
-
-    def judge(self, observation: Observation) -> Finding | None:
-        """Take the step in, and say whether the run has stalled. Every step counts, also the stalled ones."""
-        shares = [_shares(stack) for stack in observation.stacks]
-        if [len(stack) for stack in shares] != [len(stack) for stack in self.start]:
-            self.start_afresh()  # something was frozen or unfrozen: other blocks, other shares
-            self.start = shares
-        if self.steps < self.START:
-            self.start = [[*map(max, *pair)] for pair in zip(self.start, shares, strict=True)]
-        self.steps += 1
-        if observation.loss is not None:
-            self.first_loss = observation.loss if self.first_loss is None else self.first_loss
-            self.losses = [*self.losses, observation.loss][-self.STEPS :]
-        fall = min((_fall(now, start) for now, start in zip(shares, self.start, strict=True)), default=0.0)
-        self.falls = [*self.falls, fall][-self.STEPS :]
-        return self.finding()
-
-    def finding(self) -> Finding | None:
-        """Return the stall that the steps so far amount to, or None."""
-        if self.level() > self.DEAD or self._has_learnt():
-            return None
-        part = f"1/{10 ** -self.level():.0f}"
-        message = f"some blocks receive {part} of the gradient share they had at the start"
-        evidence = {"decades": self.level(), "loss": self.losses[-1] if self.losses else math.nan}
-        return Finding("stall", message, evidence | ({"first_loss": self.first_loss} if self.first_loss else {}))
-
-    def level(self) -> float:
-        """Return the decades by which weak blocks fell in four of the last five steps; 0 while there are fewer."""
-        if len(self.falls) < self.STEPS:
-            return 0.0
-        _, weakest_of_four = sorted(self.falls, reverse=True)[:2]
-        return weakest_of_four
-
-    def is_suspicious(self) -> bool:
-        """Whether a snapshot taken now might be of a dying run."""
-        return self.level() < self.SUSPICIOUS and not self._has_learnt()
-
-    def start_afresh(self) -> None:
-        """Take the next three steps as the start."""
-        self.__init__()  # type: ignore[misc]
-
-    def _has_learnt(self) -> bool:
-        return bool(
-            self.losses and self.first_loss and self.first_loss > 0 and median(self.losses) < 0.3 * self.first_loss
-        )
-
-
-def _shares(norms: Sequence[float]) -> list[float]:
-    """Each block's gradient norm over the largest of its stack."""
-    largest = max(norms, default=0.0) or 1.0
-    return [norm / largest for norm in norms]
-
-
-def _fall(shares: Sequence[float], start: Sequence[float]) -> float:
-    """Decades, at most 0, by which the weakest eighth of a stack has fallen below its shares at the start."""
-    against_start = sorted(now / first for now, first in zip(shares, start, strict=True) if first > 1e-6)
-    if len(against_start) < 2:
-        return 0.0  # one block alone is always the largest of its stack
-    weakest_eighth = against_start[: math.ceil(len(against_start) / 8)]
-    return min(0.0, math.log10(max(*weakest_eighth, 1e-30)))
 
 
 class Watch:

@@ -6,8 +6,8 @@ A snapshot holds what an optimizer step changes, and nothing that only time chan
     ------------------------------------     -------------------------------------------
     trainable parameters, all buffers        learning rate and other group settings
     optimizer state (moments, counters)      schedulers, global_step, epochs
-    GradScaler                               random generators, data, frozen parameters
-    weight averages (EMA, SWA)               other callbacks
+    GradScaler                               random generators, data, other frozen parameters
+    weight averages (EMA, SWA), teachers     other callbacks
 
 Everything is local to the rank: under DDP each rank keeps the whole, under FSDP its own shards. No collective.
 """
@@ -15,13 +15,15 @@ Everything is local to the rank: under DDP each rank keeps the whole, under FSDP
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_norms.rescue.live_state import Key, LiveState
+from lightning_norms.rescue.optimizer_parts import tensors_within, train_mode, with_inner
 
 
 class Snapshot:
@@ -47,6 +49,7 @@ class Snapshot:
         self.step = step
         self._entries = entries
         self._scaler = scaler
+        self._names: Any = WeakTensorKeyDictionary()  # a parameter that gets another name is still the same
         self._copying: list[torch.cuda.Event] = []
         self._spent = False
 
@@ -59,6 +62,7 @@ class Snapshot:
         scaler: Any = None,
         averages: Sequence[Any] = (),
         *,
+        owners: Sequence[Any] = (),
         step: int = 0,
         reuse: Snapshot | None = None,
     ) -> Snapshot:
@@ -69,14 +73,18 @@ class Snapshot:
             optimizers: all of them, in the trainer's order.
             scaler: the GradScaler of 16-mixed, if there is one.
             averages: what :func:`lightning_norms.rescue.averages.find_averages` found.
+            owners: objects whose attributes may hold copies of the weights, such as callbacks.
             step: optimizer steps taken so far.
             reuse: a snapshot that is no longer wanted; its memory is overwritten, and it is spent.
         """
-        live = LiveState(module, optimizers, averages).entries
+        state = LiveState(module, optimizers, averages, owners=owners)
+        live = state.entries
         old = reuse._spend() if reuse is not None else {}
         entries = {key: _allocate(value, old.pop(key, None)) for key, value in live.items()}
         del old  # what does not fit is freed before the copying
         snapshot = cls(step, entries, copy.deepcopy(scaler.state_dict()) if scaler is not None else None)
+        for name, parameter in state.parameters.items():
+            snapshot._names[parameter] = name
         tensors = {key: value for key, value in live.items() if isinstance(value, Tensor)}
         _copy([entries[key] for key in tensors], tensors.values())
         devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
@@ -85,13 +93,16 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(
-        self, module: nn.Module, optimizers: Sequence[Any], scaler: Any = None, averages: Sequence[Any] = ()
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Any],
+        scaler: Any = None,
+        averages: Sequence[Any] = (),
+        *,
+        owners: Sequence[Any] = (),
+        keep_gradients: bool = False,
     ) -> tuple[str, ...]:
-        """Put everything back in place, and drop all gradients.
-
-        Also inside an optimizer's closure, where Lightning calls ``on_before_optimizer_step``: the rest of that step
-        finds no gradient and changes nothing. (A GradScaler still updates its scale; a fused optimizer under it asserts
-        when it finds no gradient.)
+        """Put everything back in place, and drop all gradients unless other people's hooks are still to see them.
 
         Returns:
             Names of the trainable parameters that the snapshot does not hold (unfrozen or added since): they keep
@@ -101,17 +112,22 @@ class Snapshot:
             RuntimeError: if the snapshot was spent by ``take(reuse=...)``.
         """
         self._check()
-        live = LiveState(module, optimizers, averages, with_frozen=True)
+        live = LiveState(module, optimizers, averages, owners=owners, with_frozen=True, names=self._names)
+        modes = [(optimizer, train_mode(optimizer)) for optimizer in with_inner(optimizers)]
         self._wait()
         fitting = {key: saved for key, saved in self._entries.items() if _fits(saved, live.entries.get(key))}
         _copy([live.entries[key] for key in fitting], fitting.values())
         for key in live.entries:
-            if key.kind == "optimizer" and key not in self._entries:
+            if key.kind in ("optimizer", "counter") and key not in self._entries:
                 live.forget(key)
         for key, saved in self._entries.items():
             if key not in fitting:
                 live.revive(key, saved)
-        live.drop_gradients()
+        for optimizer, mode in modes:
+            if mode is not None and mode != train_mode(optimizer):  # it was taken between validation batches
+                (optimizer.train if mode else optimizer.eval)()
+        if not keep_gradients:
+            live.drop_gradients()
         if scaler is not None and self._scaler:
             scaler.load_state_dict(copy.deepcopy(self._scaler))
         trainable = (name for name, parameter in live.parameters.items() if parameter.requires_grad)
@@ -120,7 +136,7 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(tensor.nbytes for tensor in _within(self._entries))
+        return sum(tensor.nbytes for tensor in tensors_within(self._entries))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain Python and the tensors themselves (not copies): ``torch.load(weights_only=True)`` reads it.
@@ -186,12 +202,3 @@ def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.layout == torch.strided
-
-
-def _within(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested lists and dicts, such as the history of LBFGS."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _within(item)

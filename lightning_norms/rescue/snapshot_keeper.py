@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightning_norms.anatomy.sharding import grad_scaler, sharding_group
 from lightning_norms.rescue.averages import find_averages
+from lightning_norms.rescue.live_state import LiveState
+from lightning_norms.rescue.optimizer_parts import unreachable_state
 from lightning_norms.rescue.snapshot import Snapshot
 
 
@@ -29,6 +34,7 @@ class SnapshotKeeper:
         self.start: Snapshot | None = None
         self.healthy: Snapshot | None = None
         self._trainer, self._module = trainer, module
+        self._is_lazy = self._has_warned = False
         self._every_n_steps, self._start_within = every_n_steps, start_within
         # A sharded snapshot is of no use in a checkpoint, which rank 0 writes.
         by_tensor = any(hasattr(parameter, "placements") for parameter in module.parameters())
@@ -42,12 +48,33 @@ class SnapshotKeeper:
 
     def keep_start(self) -> Snapshot:
         """Take the run as it is now as its start, and as healthy."""
+        self._is_lazy = any(is_lazy(parameter) for parameter in self._module.parameters())
         self.start = self.healthy = self._take(step=0)
         return self.start
+
+    def complete_start(self) -> None:
+        """Take the start again at the first step if lazy modules had no weights before their first batch."""
+        if self.start is not None and self._is_lazy:
+            self.keep_start()
 
     def keep_healthy(self, step: int) -> None:
         """Take the run as it is now, after ``step`` optimizer steps, as healthy."""
         self.healthy = self._take(step)
+        self.name_what_stays()
+
+    def name_what_stays(self) -> None:
+        """Warn once of the state of optimizers that no way leads to, as far as their own ``state_dict`` tells."""
+        if self._has_warned:
+            return
+        live = LiveState(self._module, self._trainer.optimizers)
+        for optimizer in self._trainer.optimizers:
+            names = unreachable_state(optimizer, list(live.entries.values()))
+            if names:
+                self._has_warned = True
+                rank_zero_warn(
+                    f"LRFallback: {type(optimizer).__name__} keeps tensors that a rollback cannot put back: "
+                    f"{', '.join(names)} in its state_dict(). Keep them in optimizer.state or as attributes of it."
+                )
 
     def is_due(self, step: int) -> bool:
         """Whether a healthy run should be kept again at ``step``."""
@@ -58,7 +85,7 @@ class SnapshotKeeper:
         if step > self._start_within:
             self.start = None
 
-    def go_back(self, action: str) -> tuple[str, ...]:
+    def go_back(self, action: str, keep_gradients: bool = False) -> tuple[str, ...]:
         """Put the start ("restart") or the last healthy moment ("rollback") back, and take it as healthy.
 
         Returns:
@@ -66,7 +93,15 @@ class SnapshotKeeper:
         """
         self.healthy = self.start if action == "restart" else self.healthy
         assert self.healthy is not None  # the ladder asks for what is there
-        return self.healthy.restore(self._module, self._trainer.optimizers, **self._more())
+        optimizers = self._trainer.optimizers
+        return self.healthy.restore(self._module, optimizers, keep_gradients=keep_gradients, **self._more())
+
+    def live_weights(self) -> Iterator[Tensor]:
+        """Yield the trained weights and their averages as they are."""
+        callbacks = self._trainer.callbacks
+        live = LiveState(self._module, self._trainer.optimizers, find_averages(callbacks), owners=callbacks)
+        kinds = ("parameter", "average", "copy")
+        return (value for key, value in live.entries.items() if key.kind in kinds and isinstance(value, Tensor))
 
     def state_dict(self, run_is_healthy: bool) -> dict[str, Any]:
         """Return what a resumed run cannot take from the checkpoint itself, whose weights are healthy if the run is."""
@@ -88,4 +123,5 @@ class SnapshotKeeper:
         return Snapshot.take(self._module, self._trainer.optimizers, step=step, reuse=reuse, **self._more())
 
     def _more(self) -> dict[str, Any]:
-        return {"scaler": grad_scaler(self._trainer), "averages": find_averages(self._trainer.callbacks)}
+        callbacks = self._trainer.callbacks
+        return {"scaler": grad_scaler(self._trainer), "averages": find_averages(callbacks), "owners": callbacks}

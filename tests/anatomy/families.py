@@ -28,6 +28,9 @@ BERT = {key: value for key, value in SMALL.items() if key != "num_key_value_head
 GPT = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "use_cache": False, **TOKENS}
 IMAGE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 8}
 
+DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+STATE = {"hidden_size": 8, "num_hidden_layers": 2, "state_size": 4, "use_cache": False, **TOKENS}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -305,6 +308,105 @@ FAMILIES: Sequence[Family] = (
         "Mixtral (stacked experts)",
         causal("Mixtral", num_local_experts=3),
         ("self_attn.o_proj.weight", "mlp.experts.down_proj"),
+    ),
+    Family(
+        "DeBERTa",
+        hugging_face("DebertaConfig", "DebertaForMaskedLM", **DEBERTA),
+        POST,
+        others=("embedding", "head"),
+        has_value_path=False,
+    ),
+    Family(
+        "DeBERTa v2, v3",
+        hugging_face("DebertaV2Config", "DebertaV2ForMaskedLM", **DEBERTA),
+        POST,
+        others=("embedding", "head"),
+    ),
+    Family(
+        "XLNet (bare matrices)",
+        hugging_face(
+            "XLNetConfig", "XLNetLMHeadModel", vocab_size=VOCABULARY, d_model=8, n_layer=2, n_head=2, d_inner=16
+        ),
+        ("rel_attn.o", "ff.layer_2.weight"),
+        others=("embedding", "head"),
+        has_value_path=False,
+    ),
+    Family(
+        "Mamba",
+        hugging_face("MambaConfig", "MambaForCausalLM", **STATE),
+        ("mixer.out_proj.weight",),
+        others=TIED,
+        has_value_path=False,
+    ),
+    Family(
+        "RWKV",
+        hugging_face("RwkvConfig", "RwkvForCausalLM", **STATE, attention_hidden_size=8),
+        ("attention.output.weight", "feed_forward.value.weight"),
+        has_value_path=False,
+    ),
+    Family(
+        "Jamba (attention in the last of two)",
+        causal(
+            "Jamba",
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            expert_layer_period=4,
+            expert_layer_offset=3,
+            use_mamba_kernels=False,
+        ),
+        ("feed_forward.down_proj.weight", "self_attn.o_proj.weight"),
+        has_value_path=False,
+    ),
+    Family(
+        "Qwen3-Next (linear attention, then attention)",
+        causal(
+            "Qwen3Next",
+            head_dim=4,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=4,
+            linear_value_head_dim=4,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=12,
+            shared_expert_intermediate_size=12,
+        ),
+        ("mlp.experts.down_proj", "mlp.shared_expert.down_proj.weight", "self_attn.o_proj.weight"),
+        has_value_path=False,
+    ),
+    Family("Gemma", causal("Gemma", head_dim=4), LLAMA, others=TIED),
+    Family("Qwen2", causal("Qwen2"), LLAMA),
+    Family("Mistral", causal("Mistral"), LLAMA),
+    Family("StarCoder2", causal("Starcoder2"), ("self_attn.o_proj.weight", "mlp.c_proj.weight"), others=TIED),
+    Family("StableLM", causal("StableLm"), LLAMA),
+    Family("OLMo (norms without gain)", causal("Olmo"), LLAMA, others=("embedding", "head")),
+    Family(
+        "ELECTRA",
+        hugging_face("ElectraConfig", "ElectraForMaskedLM", **BERT),
+        POST,
+        others=("embedding", "final_norm", "head"),
+    ),
+    Family(
+        "MPNet",
+        hugging_face("MPNetConfig", "MPNetForMaskedLM", **BERT),
+        ("attention.attn.o.weight", "output.dense.weight"),
+        others=("embedding", "head"),
+    ),
+    Family(
+        "RoFormer", hugging_face("RoFormerConfig", "RoFormerForMaskedLM", **BERT), POST, others=("embedding", "head")
+    ),
+    Family(
+        "DINOv2",
+        hugging_face("Dinov2Config", "Dinov2ForImageClassification", patch_size=4, **IMAGE),
+        ("attention.o_proj.weight", "mlp.fc2.weight"),
+        inputs=image(8),
+    ),
+    Family(
+        "DeiT",
+        hugging_face("DeiTConfig", "DeiTForImageClassification", patch_size=4, **IMAGE),
+        ("attention.o_proj.weight", "mlp.fc2.weight"),
+        inputs=image(8),
     ),
     Family("nn.TransformerEncoder, pre", torch_encoder(True), TORCH),
     Family("nn.TransformerEncoder, post", torch_encoder(False), TORCH, others=("embedding", "head")),

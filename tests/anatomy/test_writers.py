@@ -135,7 +135,8 @@ def test_a_block_with_an_unknown_half_is_an_error_and_not_left_out():
     del net[1].mlp
     net[1].mystery = nn.Conv2d(8, 8, 3)
     with pytest.raises(
-        ValueError, match=r"(?s)do not cover all blocks alike \(1 in block 1; 2 in blocks 0, 2\).*attn\."
+        ValueError,
+        match=r"(?s)no sublayer claims 1\.mystery\.weight \[8, 8, 3, 3\]: give pattern=.*of 0:.*attn\..*of 1:",
     ):
         residual_writers(net)
 
@@ -151,6 +152,76 @@ def test_transposed_registration_and_grouped_heads():
     }
     block.attn = nn.ModuleDict(attention)
     assert names(residual_writers(nn.ModuleList([block]))) == FOUND[:2]
+
+
+def with_parts(**parts):
+    net = plain(2)
+    for name, part in parts.items():
+        setattr(net[1].attn, name, part)
+    return net
+
+
+def table(*shape):
+    return nn.Parameter(torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (with_parts(extra=nn.Linear(8, 8)), r"1\.attn\.extra\.weight \[8, 8\]"),
+        (with_parts(mix=table(8, 2, 4)), r"1\.attn\.mix \[8, 2, 4\]"),
+        (with_parts(memory=nn.LSTM(8, 8)), r"1\.attn\.memory\.weight_ih_l0 \[32, 8\]"),
+        (with_parts(norm=nn.ModuleDict({"fc1": nn.Linear(8, 4), "fc2": nn.Linear(4, 8)})), r"1\.attn\.norm\.fc2"),
+    ],
+    ids=["square", "bare", "recurrent", "network inside a norm"],
+)
+def test_a_matrix_that_no_sublayer_claims_is_an_error(net, name):
+    with pytest.raises(ValueError, match=rf"(?s)no sublayer claims {name}.*give pattern=.*of 0:.*of 1:.*\? 1\.attn"):
+        residual_writers(net)
+    assert names(residual_writers(net, r"(o_proj|w2)\.weight")) == FOUND
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"pos_key_proj": nn.Linear(8, 8)},
+        {"r_net": nn.Linear(8, 8, bias=False)},
+        {"linear_pos": nn.Linear(8, 8)},
+        {"g_proj": nn.Linear(8, 8)},
+        {"router": nn.Linear(8, 8)},
+        {"relative_position_bias_table": table(9, 2)},
+        {"time_mix": table(1, 1, 8)},
+        {"local": nn.Conv1d(8, 8, 3, groups=8)},
+        {"positions": nn.Embedding(5, 8)},
+        {"indexer": nn.ModuleDict({"wq_b": nn.Linear(8, 8), "wk": nn.Linear(8, 4), "weights": nn.Linear(8, 2)})},
+    ],
+    ids=lambda parts: next(iter(parts)),
+)
+def test_positions_gates_routers_and_tables_write_nothing(parts):
+    assert names(residual_writers(with_parts(**parts))) == FOUND
+
+
+def test_an_attention_of_bare_matrices():
+    net = plain(2)
+    for block in net:
+        block.attn = nn.ParameterDict({name: table(8, 2, 4) for name in ("wq", "wk", "wv", "wo")})
+    assert names(residual_writers(net))[:2] == ["0.attn.wo", "0.mlp.w2.weight"]
+    assert set(names(value_path(net))[:2]) == {"0.attn.wv", "0.attn.wo"}
+
+
+def test_a_reader_without_its_writer_is_an_error():
+    net = plain(2)
+    net[1].cross = nn.ModuleDict({"query": nn.Linear(8, 4), "value": nn.Linear(8, 4)})
+    with pytest.raises(ValueError, match=r"no sublayer claims 1\.cross\.query\.weight \[4, 8\]"):
+        residual_writers(net)
+
+
+def test_a_stream_of_another_width_inside_the_block_is_refused():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.MobileBertConfig(**sizes, intra_bottleneck_size=16, intermediate_size=32)
+    with pytest.raises(ValueError, match=r"no sublayer claims encoder\.layer\.0\..*bottleneck"):
+        residual_writers(transformers.MobileBertModel(config))
 
 
 def test_description_fits_a_screen():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from lightning_norms.callbacks.depth_monitor import DepthMonitor
 from lightning_norms.callbacks.lr_fallback import LRFallback
 from lightning_norms.callbacks.residual_rescale import ResidualRescale
 from tests.callbacks.fallback_runs import RESUMING, Learner, assert_same, fit, is_finite, what
@@ -147,3 +148,62 @@ def test_the_rescale_is_left_out_where_the_start_has_no_need_of_it(kind, tmp_pat
     options = {"max_skips": 0, "max_rollbacks": 0, "rescale_on_restart": True}
     fit(tmp_path, module, fallback=LRFallback(**options), steps=8)
     assert_same(module.found[0], module.found[6])
+
+
+class ReadsGradients(Learner):
+    """Logs its own gradient norm in the hook, without a guard for None, and clips by itself."""
+
+    def __init__(self, *arguments, manual=False, **options):
+        super().__init__(*arguments, **options)
+        self.norms, self.clipped = [], 0
+        if manual:
+            self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def on_before_optimizer_step(self, optimizer):
+        grads = [parameter.grad for parameter in self.parameters()]
+        self.norms.append(torch.stack([grad.norm() for grad in grads]).norm().item())
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clipped += 1
+        self.clip_gradients(optimizer, 1e3, "norm")
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("max_skips", [3, 0])
+def test_hooks_of_the_module_find_the_gradients_of_a_step_that_does_not_happen(max_skips, manual, tmp_path):
+    faults = {9: "nan", 20: "high"}
+    fallback, module = LRFallback(max_skips=max_skips, snapshot_every_n_steps=6), ReadsGradients(faults, manual=manual)
+    fit(tmp_path, module, fallback=fallback, steps=24)
+    action = "rollback" if max_skips == 0 else "skip"
+    assert [(event.step, event.action) for event in fallback.events] == [(9, action), (20, action)]
+    assert len(module.norms) == 24
+    assert [step for step, norm in enumerate(module.norms) if not norm > 0] == [9]
+    assert module.norms[20] > 2 * module.norms[19]
+    assert module.clipped == (0 if manual else 22)  # not for a step that does not happen
+    assert is_finite(module)
+    assert not {"on_before_optimizer_step", "configure_gradient_clipping"} & vars(module).keys()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("max_skips", [3, 0])
+def test_the_monitor_records_true_gradients_of_a_step_that_does_not_happen_in_any_order(max_skips, order, tmp_path):
+    def record(*callbacks):
+        monitor = DepthMonitor(every_n_steps=1, table=False, picture=False)
+        trainer(tmp_path, *[*callbacks, monitor][::order], max_steps=21).fit(Learner({20: "high"}))
+        return dict(zip(monitor.history.columns, monitor.history.rows[20], strict=True))
+
+    bare, ours = record(), record(LRFallback(max_skips=max_skips, snapshot_every_n_steps=6))
+    grads = [name for name in bare if name.startswith("grad_norm/block")]
+    assert len(grads) == 2
+    assert [ours[name] for name in grads] == [bare[name] for name in grads]
+    assert all(ours[name] == 0.0 for name in ours if name.startswith("update_ratio") and max_skips)

@@ -338,3 +338,53 @@ def test_two_ranks(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("held") >= 1
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+class Shadow:
+    def __init__(self, module):
+        self.shadow_params = [p.detach().clone() for p in module.parameters()]
+
+
+class Averages(Callback):
+    def __init__(self, module):
+        self.average = copy.deepcopy(module)
+        self.shadow = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def with_copies(decoder):
+    module = Module(decoder)
+    module.teacher, module.hidden = copy.deepcopy(decoder).requires_grad_(False), [copy.deepcopy(decoder)]
+    module.shadow = Shadow(decoder)
+    return module, Averages(decoder)
+
+
+@pytest.mark.parametrize("build", [lambda: Decoder(layers=3), lambda: TorchCopies(3)])
+def test_a_copy_of_the_student_stays_a_copy(tmp_path, build):
+    module, averages = with_copies(seeded(build))
+    before = weights(module.decoder)
+    module.start = weights(module.decoder)  # a record of the start, not a copy that trains on
+    ResidualRescale(DepthRescale()).on_fit_start(trainer(tmp_path, averages), module)
+    after = dict(module.decoder.named_parameters())
+    changed = [name for name, old in before.items() if not torch.equal(after[name], old)]
+    assert len(changed) == 4  # two writers in all blocks but the lowest, whose factor is 1
+    assert all(torch.equal(module.start[name], old) for name, old in before.items())
+    copies = [[*net.parameters()] for net in (module.teacher, module.hidden[0], averages.average)]
+    for copied in (*copies, module.shadow.shadow_params, averages.shadow.values()):
+        assert all(torch.equal(tensor, weight) for tensor, weight in zip(copied, after.values(), strict=True))
+
+
+class TorchCopies(TorchEncoder):
+    """nn.TransformerEncoder starts with equal blocks."""
+
+    def __init__(self, layers):
+        super().__init__(1)
+        self.layers = nn.ModuleList(copy.deepcopy(self.layers[0]) for _ in range(layers))
+
+
+def test_a_frozen_block_of_the_stack_is_no_copy(tmp_path):
+    module = seeded(lambda: Module(TorchCopies(3)))
+    module.decoder.layers[0].requires_grad_(False)
+    assert not [name for name in fitted(module, ResidualRescale(), tmp_path) if ".0." in name]

@@ -103,7 +103,7 @@ def test_a_script_that_does_not_know_us_gets_warmup_monitor_and_fallback(install
     monkeypatch.setenv(VARIABLE, yaml.safe_dump([WARMUP, QUIET, "LRFallback"]))
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         module, run = fit(default_root_dir=tmp_path)
-    assert names(run) == ["Warmup", "DepthMonitor", "LRFallback", "FromEnvironment"]
+    assert names(run) == ["Warmup", "DepthMonitor", "LRFallback"]
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(t) for t in range(STEPS)])
     assert run.callbacks[1].history.steps == [0, 5, 10]
     assert run.callbacks[2].rescue.state.steps == STEPS
@@ -166,7 +166,7 @@ def test_resume_and_second_fit(installed, monkeypatch, tmp_path):
     trace = resumed.optimizer.trace
     run.fit_loop.epoch_loop.max_steps = 9
     run.fit(resumed)
-    assert names(run) == ["Warmup", "FromEnvironment"]
+    assert names(run) == ["Warmup"]
     monkeypatch.delenv(VARIABLE)
     by_hand, _ = fit(Warmup(LinearWarmup(W)), ckpt_path=tmp_path / "4.ckpt", steps=8)
     assert by_hand.optimizer.trace == trace
@@ -181,7 +181,7 @@ def test_the_other_distribution_of_lightning(installed, monkeypatch, tmp_path):
     options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = other.Trainer(accelerator="cpu", devices=1, max_epochs=2, logger=False, default_root_dir=tmp_path, **options)
     run.fit(module)
-    assert names(run) == ["Warmup", "DepthMonitor", "LRFallback", "FromEnvironment"]
+    assert names(run) == ["Warmup", "DepthMonitor", "LRFallback"]
     assert [rates[0] for rates in module.optimizer.trace] == pytest.approx([0.1 * linear(step) for step in range(12)])
 
 
@@ -257,5 +257,65 @@ def test_processes_that_lightning_starts_have_them_too(strategy, installed, tmp_
     assert done.returncode == 0, done.stderr[-2000:]
     for rank in (0, 1):
         found, trace = yaml.safe_load((tmp_path / f"{rank}.json").read_text())
-        assert found == ["Warmup", "LRFallback", "Tell", "FromEnvironment"]
+        assert found == ["Warmup", "LRFallback", "Tell"]
         assert [rates[0] for rates in trace] == pytest.approx([0.1 * linear(step) for step in range(10)])
+
+
+class Two(Module):
+    """Two optimizers by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([parameter], lr=0.1) for parameter in self.parameters()]
+
+
+class AlwaysNaN(Module):
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean() * torch.nan
+
+
+REFUSED = {
+    "several optimizers": ("[LRFallback]", Two, "LRFallback is switched off, and the run goes on. .*several"),
+    "LBFGS": (
+        "[LRFallback]",
+        lambda: Module(optimizer=torch.optim.LBFGS),
+        "LRFallback is switched off, and the run goes on. .*LBFGS",
+    ),
+    "no blocks": ("[ResidualRescale]", Module, "ResidualRescale is switched off, and the run goes on. "),
+    "no beta2": ("[Warmup]", Module, "Warmup is switched off, and the run goes on. .*beta2"),
+    "nothing left to try": (
+        "[{class_path: LRFallback, init_args: {max_skips: 1, max_rollbacks: 0, max_restarts: 0}}]",
+        AlwaysNaN,
+        "LRFallback is switched off, and the run goes on. ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_nobody_put_there_by_hand_ends_no_run(case, installed, monkeypatch, tmp_path):
+    """Where the callback would raise it leaves, and the run is the one without the variable, bit for bit."""
+    value, make, words = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    plain, _ = fit(module=make(), default_root_dir=tmp_path)
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.warns(UserWarning, match=words) as caught:
+        module, run = fit(module=make(), default_root_dir=tmp_path)
+    assert sum("switched off" in str(warning.message) for warning in caught) == 1
+    assert names(run) == []
+    assert run.global_step >= STEPS
+    for one, other in zip(module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def test_by_hand_the_same_callback_raises():
+    with pytest.raises(ValueError, match="several"):
+        fit(LRFallback(), module=Two())

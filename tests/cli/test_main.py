@@ -87,6 +87,8 @@ def test_checkpoint_does_not_override_the_yaml(folder):
     fit(*CSV, "--trainer.max_steps=6", f"--ckpt_path={checkpoint(folder)}", "--model.learning_rate=0.5", "--model.weight_decay=0.25")  # fmt: skip
     resumed = torch.load(checkpoint(folder, 1), weights_only=True)
     assert resumed["hyper_parameters"]["learning_rate"] == 0.5
+    groups = resumed["optimizer_states"][0]["param_groups"]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.5, 0.25), (0.5, 0.0)]
     assert resumed["global_step"] == 6
 
 

@@ -169,6 +169,7 @@ def wait_for(condition):
         (["--config", "exp015", "--n_seeds", "many"], "n_seeds is 'many', but it must be a whole number."),
         (["--config", "exp015", "--n_seeds", "0"], "compare: n_seeds must be a whole number of at least 1, got 0"),
         (["--config", "exp015", "--n_seeds", "2", "--seeds", "[1]"], "give either --seeds, a list, or --n_seeds"),
+        (["--config", "exp015", "--folder", "s3://b/c"], "--folder is s3://b/c, but runs are locked and resumed there"),
         ([], "the following arguments are required: config"),
     ],
 )

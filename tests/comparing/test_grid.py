@@ -79,6 +79,8 @@ def test_the_base_may_be_a_recipe_or_a_file_beside_the_grid(tmp_path):
     assert read_grid(write(tmp_path, base="exp015")).base["trainer"]["max_steps"] == 400  # a grid's base
     (tmp_path / "mine.yaml").write_text("trainer: {max_steps: 9}")
     assert read_grid(write(tmp_path, base="mine.yaml")).base == {"trainer": {"max_steps": 9}}
+    (tmp_path / "divided.yaml").write_text("fit: {trainer: {max_steps: 9}}")
+    assert read_grid(write(tmp_path, base="divided.yaml")).base == {"trainer": {"max_steps": 9}}
 
 
 def test_two_axes_give_every_pair(tmp_path):

@@ -42,7 +42,7 @@ def claims(
 
 def _gradients(look: Look) -> Iterator[Claim]:
     values = _blocks(look, "parameter_gradient")
-    if len(values) < 2 or not values[-1] > 0:
+    if len(values) < 2 or not values[-1] > 0 or look.post_norm is None:
         return
     ratio = values[0] / values[-1]
     measured = f"the bottom/top gradient ratio at the first step is {number(ratio)}"
@@ -86,7 +86,7 @@ def _against_depth(look: Look, shallow: Look | None) -> Iterator[Claim]:
 
 def _stream(look: Look) -> Iterator[Claim]:
     values = _blocks(look, "stream_rms")
-    if len(values) < 6 or not all(0 < value < math.inf for value in values):
+    if len(values) < 6 or look.post_norm is None or not all(0 < value < math.inf for value in values):
         return
     grows = values[-1] > 1.5 * values[0]
     measured = f"the RMS of the stream goes from {number(values[0])} to {number(values[-1])} over {len(values)} blocks"

@@ -44,6 +44,8 @@ class Facts:
     trainable: int
     blocks: dict[str, int] = field(default_factory=dict)
     """Label of each stack of blocks -> number of blocks, L; the label of a single stack is empty."""
+    norms: dict[str, int] = field(default_factory=dict)
+    """Kind of norm with its eps -> how many of them."""
     optimizer: str = "none"
     learning_rate: float = math.nan
     """Learning rate of the first parameter group, before scheduler and warmup."""
@@ -163,10 +165,14 @@ class Trial:
     """L2 norm of the whole gradient, before clipping."""
     learning_rates: tuple[float, ...] = ()
     """Effective learning rates of the first parameter group."""
+    optimizers: int = 1
+    """Number of optimizers: several may play against each other, and then no loss has to fall."""
     gradients: Profile = field(default_factory=lambda: Profile((), (), ()))
     """Gradient norm of every block at the recorded steps."""
     events: tuple[TrialEvent, ...] = ()
     """The first step of each incident."""
+    loss_scale: float | None = None
+    """By how much perfect predictions beat constant ones under this loss; None if the loss could not be followed."""
     stalled_steps: int = 0
     """Number of consecutive steps, up to the last one, for which the stall rule held."""
     end_loss: float | None = None

@@ -14,7 +14,7 @@ from lightning_norms.reports import plots
 from lightning_norms.reports.console import number, spaced
 from lightning_norms.reports.depth_picture import colour_limits, draw_depth_map, strange_values
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, DepthProfile, Diagnosis, Trial, Verdict
-from lightning_norms.reports.diagnosis.mechanisms import weakest_share
+from lightning_norms.reports.diagnosis.reach import FIRST, end_of, weakest
 from lightning_norms.reports.diagnosis.tables import trial_order
 from lightning_norms.reports.pages import printable
 from lightning_norms.reports.plots import Key, Line, Picture, draw_line, line_of, log_axis, palette, tick, to_svg
@@ -204,7 +204,11 @@ def _fewer(profile: Profile) -> Profile:
 
 
 def _weakest_in_words(trial: Trial) -> str:
-    steps, first, last = trial.gradients.steps, weakest_share(trial, 0), weakest_share(trial, -1)
+    steps, first, last = (
+        trial.gradients.steps,
+        weakest(trial.gradients, FIRST),
+        weakest(trial.gradients, end_of(trial.gradients)),
+    )
     if first is None or last is None:
         return "No block has a gradient."
     return (

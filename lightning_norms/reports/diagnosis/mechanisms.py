@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lightning_norms.reports.console import number
+from lightning_norms.reports.console import loss_text, number
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Cause, Facts, Look, Trial, Verdict
+from lightning_norms.reports.diagnosis.reach import FIRST, VANISHED, end_of, received_nothing, weakest
 
+FAULTS = ("identical blocks", "no causal mask")
+"""Flags that are a cause by themselves."""
 REACHED = 0.03
 """The gradient reaches every block if the weakest has this share of the largest at the first step."""
 
@@ -17,7 +20,7 @@ def mechanisms(facts: Facts, look: Look, trials: Sequence[Trial]) -> tuple[Cause
         sentence = f"None of the {facts.parameters:,} parameters is trainable: nothing can be learnt."
         return (Cause("frozen", sentence, {"trainable": 0.0, "parameters": float(facts.parameters)}),)
     baseline = next((trial for trial in trials if trial.name == AS_GIVEN), None)
-    causes = list(_large_logits(look))
+    causes = [*_large_logits(look), *_named_flags(look)]
     if baseline is not None and baseline.verdict is not Verdict.TRAINS:
         causes = [*_failure(baseline), *_decisive_changes(trials), *causes]
         if "LRFallback" in facts.left_out:
@@ -35,24 +38,16 @@ def bottom_over_top(trial: Trial, column: int) -> float | None:
     return trial.gradients.values[rows[0]][column] / top if top else None
 
 
-def weakest_share(trial: Trial, column: int) -> tuple[float, str] | None:
-    """The smallest gradient of a block over the largest of its stack, and the name of that block."""
-    shares = []
-    for rows in trial.gradients.stacks().values():
-        largest = max(trial.gradients.values[row][column] for row in rows)
-        if largest > 0:
-            shares += [(trial.gradients.values[row][column] / largest, trial.gradients.groups[row]) for row in rows]
-    return min(shares, default=None)
-
-
 def _failure(baseline: Trial) -> Iterator[Cause]:
-    if baseline.verdict is not Verdict.STALLS:
-        evidence = dict(baseline.events[0].evidence) if baseline.events else {}
-        yield Cause(baseline.verdict.value, f"As given, {baseline.reason}.", evidence)
-        return
-    first, last = weakest_share(baseline, 0), weakest_share(baseline, -1)
+    first, last = weakest(baseline.gradients, FIRST), weakest(baseline.gradients, end_of(baseline.gradients))
     named = next((event.step for event in baseline.events if event.cause == "stall"), None)
-    if first is None or last is None or named is None:
+    if first is not None and first[0] < VANISHED:
+        named = 0 if named is None else named
+    elif baseline.verdict is not Verdict.STALLS or first is None or last is None or named is None:
+        evidence = dict(baseline.events[0].evidence) if baseline.events else {}
+        yield Cause(_name(baseline), f"As given, {baseline.reason}.", evidence)
+        return
+    if last is None or named is None:
         return
     evidence = {"share_first": first[0], "share_last": last[0], "named_at": float(named)}
     end = f"at step {baseline.gradients.steps[-1]}"
@@ -71,6 +66,22 @@ def _failure(baseline: Trial) -> Iterator[Cause]:
             f"{number(last[0])} {end}: the init cuts it off, before any update.",
             evidence,
         )
+
+
+def _name(baseline: Trial) -> str:
+    """Name what the numbers of a trial show by themselves."""
+    if baseline.learning_rates and not any(baseline.learning_rates):
+        return "learning rate 0"
+    if baseline.grad_norms and not any(baseline.grad_norms):
+        return "loss without gradient"
+    return "blocks cut off" if received_nothing(baseline.gradients) else baseline.verdict.value
+
+
+def _named_flags(look: Look) -> Iterator[Cause]:
+    """Faults of the network itself, which a falling loss does not show."""
+    for flag in look.flags:
+        if flag.name in FAULTS:
+            yield Cause(flag.name, flag.sentence[:1].upper() + flag.sentence[1:] + ".", flag.evidence)
 
 
 def _decisive_changes(trials: Sequence[Trial]) -> Iterator[Cause]:
@@ -93,7 +104,14 @@ def _decisive_changes(trials: Sequence[Trial]) -> Iterator[Cause]:
         sentence = f"Two things at once: {_compare(trials, both)}, but neither alone ({alone})."
         yield Cause("large branches and a cold start", sentence)
     if trains and not any(trains.values()):
-        yield Cause("not found", f"None of the {len(trains)} changes that were tried makes it train.")
+        names = {trial.name for trial in trials if trial.name in trains and trial.verdict is Verdict.UNDECIDED}
+        sentence = f"None of the {len(trains)} changes that were tried makes it train."
+        if names:
+            sentence = (
+                f"None of the {len(trains)} changes that were tried is seen to train in so few steps; "
+                f"undecided: {len(names)}."
+            )
+        yield Cause("not found", sentence)
 
 
 def _large_logits(look: Look) -> Iterator[Cause]:
@@ -113,7 +131,7 @@ def _compare(trials: Sequence[Trial], name: str) -> str:
     ends = [next(trial.end_loss for trial in trials if trial.name == kind) for kind in (name, AS_GIVEN)]
     if ends[0] is None or ends[1] is None:
         return f"with {name} it trains"
-    return f"with {name} it trains (end loss {ends[0]:.3f} against {ends[1]:.3f})"
+    return f"with {name} it trains (end loss {loss_text(ends[0])} against {loss_text(ends[1])})"
 
 
 def _verdict(trials: Sequence[Trial], name: str) -> str:

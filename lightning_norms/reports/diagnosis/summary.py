@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from lightning_norms.reports.console import loss_text
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Fix, Verdict
+from lightning_norms.reports.diagnosis.mechanisms import FAULTS
 
 HEADLINES = {
     Verdict.TRAINS: "This configuration trains",
@@ -35,7 +37,9 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     word = "Noticed" if diagnosis.trains else "Why"
     yield from (f"{word}: {cause.sentence}" for cause in diagnosis.causes)
     yield _fixes(diagnosis)
-    yield from (f"Noticed: {flag.sentence}." for flag in diagnosis.look.flags)
+    yield from (f"Noticed: {flag.sentence}." for flag in diagnosis.look.flags if flag.name not in FAULTS)
+    if diagnosis.facts.norms:
+        yield "Norms: " + "; ".join(f"{count} {kind}" for kind, count in diagnosis.facts.norms.items()) + "."
     refuted = [claim for claim in diagnosis.claims if claim.holds is False]
     yield from (f'Not true here: "{claim.popular}" Measured: {claim.measured}.' for claim in refuted)
     yield from (f"Note: {note}." for note in diagnosis.notes)
@@ -45,11 +49,11 @@ def _first_losses(diagnosis: Diagnosis) -> str:
     look = diagnosis.look
     if look.first_loss is None:
         return ""
-    text = f"The first loss is {look.first_loss:.3f}"
+    text = f"The first loss is {loss_text(look.first_loss)}"
     if look.uniform_loss is not None:
         text += f"; uniform predictions cost ln {look.classes} = {look.uniform_loss:.3f}"
     if look.constant_loss is not None:
-        text += f", the best constant prediction {look.constant_loss:.3f}"
+        text += f", the best constant prediction {loss_text(look.constant_loss)}"
     if look.logit_change is not None and look.logits_rms and math.isfinite(look.logit_change):
         text += (
             f". The first update changes the logits of its own batch by {look.logit_change:.2g} (RMS), "
@@ -64,7 +68,11 @@ def _fixes(diagnosis: Diagnosis) -> str:
         return ""
     working = [fix for fix in diagnosis.fixes if fix.trains]
     if not working:
-        return f"No change that was tried makes it train: {_names(diagnosis.fixes)}."
+        unknown = [fix for fix in diagnosis.fixes if Verdict.UNDECIDED in fix.verdicts]
+        open_ = f" Undecided in so few steps: {_names(unknown)}." if unknown else ""
+        useless = [fix for fix in diagnosis.fixes if fix not in unknown]
+        none = f"No change that was tried makes it train: {_names(useless)}."
+        return (f"No help: {_names(useless)}." if unknown else none) * bool(useless) + open_
     undecided = [fix for fix in diagnosis.fixes if not fix.trains and Verdict.UNDECIDED in fix.verdicts]
     useless = [fix for fix in diagnosis.fixes if not fix.trains and fix not in undecided]
     text = f"Fix: {working[0].name} ({working[0].change}){_gain(working[0])}."
@@ -81,4 +89,4 @@ def _gain(fix: Fix) -> str:
     if fix.gain is None:
         return ""
     spread = "one seed" if fix.spread is None else f"± {fix.spread:.3f} over {len(fix.verdicts)} seeds"
-    return f", end loss {-fix.gain:+.3f} nats ({spread})"
+    return f", end loss {'-' if fix.gain > 0 else '+'}{loss_text(abs(fix.gain))} ({spread})"

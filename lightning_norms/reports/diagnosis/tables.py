@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from lightning_norms.reports.console import number, spaced, with_deviation
+from lightning_norms.reports.console import loss_text, number, spaced, with_deviation
 from lightning_norms.reports.diagnosis.data import AS_GIVEN, Diagnosis, Fix, Look, Trial, Verdict
 from lightning_norms.reports.diagnosis.mechanisms import bottom_over_top
 from lightning_norms.reports.table import Cell, Column, Table
@@ -67,7 +67,7 @@ def _trial_row(index: int, trials: Sequence[Trial], fix: Fix | None) -> list[str
     return [
         Cell(f"{index} {first.name}", note=first.change or "nothing is changed", brief=first.name),
         Cell(marks, MARKS.get(worst, BAD).tone, brief="/".join(v.value for v in verdicts)),
-        "-" if end is None else f"{end:.3f}",
+        "-" if end is None else loss_text(end),
         "" if fix is None else "-" if fix.gain is None else with_deviation(fix.gain, fix.spread, signed=True),
         "-" if ratio is None else number(ratio),
         "/".join(dict.fromkeys(str(len(trial.losses)) for trial in trials)),

@@ -13,6 +13,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 
 from lightning_norms.reports.diagnosis.data import Trial, Verdict
+from lightning_norms.reports.diagnosis.reach import (
+    FIRST,
+    VANISHED,
+    all_stacks_at_work,
+    end_of,
+    received_nothing,
+    weakest,
+)
 
 TAIL = 10
 """The end loss is the median of this many steps."""
@@ -20,6 +28,8 @@ STALLED_FOR = 10
 """Consecutive steps for which the stall rule must hold at the end."""
 MARGIN = 0.01
 """A run has learnt once it is below the loss of a constant prediction by this share of it."""
+KEPT = 0.01
+"""A block keeps its gradient if it has this share of the largest of its stack at the end."""
 NEAR = 0.1
 """A run has arrived at the constant prediction within this share of the way from uniform predictions to it."""
 
@@ -35,8 +45,13 @@ def level(losses: Sequence[float]) -> float | None:
     return median(tail) if tail else None
 
 
-def has_learnt(excess: Sequence[float], constant_loss: float | None) -> bool:
+def has_learnt(excess: Sequence[float], constant_loss: float | None, scale: float | None = None) -> bool:
     """Whether the end is clearly below the best constant prediction on the same labels; False if that is unknown.
+
+    Args:
+        excess: loss minus that of the constant prediction, by step.
+        constant_loss: loss of the constant prediction.
+        scale: by how much perfect predictions beat constant ones; None for the constant loss itself.
 
     Example:
         >>> has_learnt([-0.1] * 20, 3.17), has_learnt([-0.01] * 20, 3.17), has_learnt([], None)
@@ -45,28 +60,34 @@ def has_learnt(excess: Sequence[float], constant_loss: float | None) -> bool:
     tail = _tail(excess)
     if constant_loss is None or not tail:
         return False
-    return fmean(tail) < -max(MARGIN * abs(constant_loss), 3 * _standard_error(tail))
+    margin = MARGIN * (abs(constant_loss) if scale is None else scale)
+    return fmean(tail) < -max(margin, 3 * _standard_error(tail))
 
 
-def is_dead(excess: Sequence[float], stalled_steps: int, constant_loss: float | None) -> bool:
+def is_dead(
+    excess: Sequence[float], stalled_steps: int, constant_loss: float | None, scale: float | None = None
+) -> bool:
     """Whether blocks have received no gradient for so long, with nothing learnt, that more steps change nothing."""
-    return stalled_steps >= STALLED_FOR and not has_learnt(excess, constant_loss)
+    return stalled_steps >= STALLED_FOR and not has_learnt(excess, constant_loss, scale)
 
 
-def has_arrived(excess: Sequence[float], distance: float, constant_loss: float | None) -> bool:
+def has_arrived(
+    excess: Sequence[float], distance: float, constant_loss: float | None, scale: float | None = None
+) -> bool:
     """Whether a run sits at the constant prediction: its last third is near it and no longer falls.
 
     Args:
         excess: loss minus that of the constant prediction, by step.
         distance: nats from uniform predictions to the constant prediction.
         constant_loss: loss of the constant prediction.
+        scale: by how much perfect predictions beat constant ones; None for the constant loss itself.
     """
     third = [value for value in excess if math.isfinite(value)][-max(1, len(excess) // 3) :]
-    if len(third) < 2 * TAIL or constant_loss is None or has_learnt(excess, constant_loss):
+    if len(third) < 2 * TAIL or constant_loss is None or has_learnt(excess, constant_loss, scale):
         return False
     early, late = third[: len(third) // 2], third[len(third) // 2 :]
     error = math.hypot(_standard_error(early), _standard_error(late))
-    falls = fmean(early) - fmean(late) > max(2 * error, 0.1 * MARGIN * abs(constant_loss))
+    falls = fmean(early) - fmean(late) > max(2 * error, 0.1 * MARGIN * (abs(constant_loss) if scale is None else scale))
     return abs(fmean(late)) < NEAR * max(distance, 0.0) and not falls
 
 
@@ -100,7 +121,11 @@ def settle(trial: Trial, others: Sequence[Trial], constant_loss: float | None) -
         others: the other trials of the same seed that keep the architecture.
         constant_loss: loss of the constant prediction.
     """
-    better = [other for other in others if not other.stopped_early and has_learnt(other.excess, constant_loss)]
+    better = [
+        other
+        for other in others
+        if not other.stopped_early and has_learnt(other.excess, constant_loss, other.loss_scale)
+    ]
     if not trial.plateau or not better:
         return trial
     runs = {other.name: Run(other, constant_loss) for other in better}
@@ -114,7 +139,7 @@ class Run:
     """The numbers of a trial that the rules read; NaN where there is no loss."""
 
     def __init__(self, trial: Trial, constant_loss: float | None, uniform_loss: float | None = None) -> None:
-        finite = [loss for loss in trial.losses if math.isfinite(loss)]
+        finite = _with_gradient(trial)
         losses = finite or [math.nan]
         self.trial, self.steps, self.constant = trial, len(trial.losses), constant_loss
         self.has_loss, self.stalled = bool(finite), trial.stalled_steps
@@ -123,15 +148,35 @@ class Run:
         lowest = min(median(losses[i : i + 5]) for i in range(max(1, len(losses) - 4)))
         self.bottom = min(lowest, self.first)
         self.end_excess = fmean(_tail(trial.excess) or [math.nan])
-        self.has_learnt = has_learnt(trial.excess, constant_loss)
-        self.is_dead = is_dead(trial.excess, self.stalled, constant_loss)
+        scale = trial.loss_scale
+        self.has_learnt = has_learnt(trial.excess, constant_loss, scale)
+        fell_far = constant_loss is None and 0 < self.end < 0.3 * self.first  # all that can be said of such a loss
+        self.is_dead = is_dead(trial.excess, self.stalled, constant_loss, scale) and not fell_far
         noise = 1.25 * _standard_error(losses[-TAIL:]) if len(losses) > 1 else 0.0
-        self.has_risen = self.end - self.bottom > max(0.5 * (self.first - lowest), 0.1 * abs(lowest), 4 * noise)
-        self.has_fallen = self.first - self.end > max(0.02 * abs(self.first), 2 * noise)
+        size, rise = abs(lowest) if scale is None else scale, self.end - self.bottom
+        lower_quarter = sorted(losses[-TAIL:])[len(losses[-TAIL:]) // 4]
+        stays = rise > 4 * noise or lower_quarter > self.bottom + 0.1 * rise  # most steps, not a few spikes
+        self.has_risen = rise > max(0.5 * (self.first - lowest), 0.1 * size) and stays
+        size = abs(self.first) if scale is None else scale
+        self.has_fallen = self.has_learnt or self.first - self.end > max(0.02 * size, 2 * noise)
         start = self.first if uniform_loss is None else min(self.first, uniform_loss)
         distance = 0.0 if constant_loss is None else start - constant_loss
-        self.is_flat = has_arrived(trial.excess, distance, constant_loss)
+        self.is_flat = has_arrived(trial.excess, distance, constant_loss, scale)
         self.is_far = constant_loss is not None and self.end > constant_loss + 0.3 * max(0.0, distance)
+        gradients = trial.gradients
+        self.knows_nothing_better = not self.has_learnt and not fell_far
+        self.is_still = bool(trial.learning_rates) and not any(trial.learning_rates)
+        self.is_blind = bool(trial.grad_norms) and not any(trial.grad_norms)
+        self.is_cut_off = received_nothing(gradients)
+        first, last = (weakest(gradients, columns) or (1.0, "") for columns in (FIRST, end_of(gradients)))
+        self.weakest_share, self.weakest_block = f"{last[0]:.2g}", last[1]
+        self.has_vanished = max(first[0], last[0]) < VANISHED
+        self.kept_gradients = bool(gradients.groups) and last[0] > KEPT and all_stacks_at_work(gradients)
+        self.lost_gradients = last[0] <= KEPT
+        self.is_at_chance = self.constant is not None or not self.has_fallen  # a fall to the constant is no learning
+        self.against_constant = (
+            "" if self.constant is None else f", and that of a constant prediction {self.constant:.4g}"
+        )
         self.broken = next((event for event in trial.events if event.cause == "non_finite"), None)
         diverged = [event.step for event in trial.events if event.cause == "divergence"]
         self.since = f"from step {diverged[0]} on " if diverged else ""
@@ -160,6 +205,12 @@ FLAT = (
 RULES = (
     Rule(Verdict.NON_FINITE, lambda run: run.broken is not None, "step {run.broken.step}: {run.broken.message}"),
     Rule(Verdict.UNDECIDED, lambda run: not run.has_loss, "no loss was recorded"),
+    Rule(Verdict.STALLS, lambda run: run.is_still, "the learning rate is 0 in all {run.steps} steps: no weight moves"),
+    Rule(
+        Verdict.STALLS,
+        lambda run: run.is_blind,
+        "the gradient is exactly 0 in all {run.steps} steps: the loss does not depend on any trained weight",
+    ),
     Rule(
         Verdict.STALLS,
         lambda run: run.is_dead and run.constant is None,
@@ -169,6 +220,22 @@ RULES = (
         Verdict.STALLS,
         lambda run: run.is_dead,
         STALLED + ", and the loss, {run.end:.4g}, is no better than that of a constant prediction, {run.constant:.4g}",
+    ),
+    Rule(
+        Verdict.STALLS,
+        lambda run: run.is_cut_off and run.knows_nothing_better,
+        "no block received a gradient in any step; the loss is {run.end:.4g}{run.against_constant}",
+    ),
+    Rule(
+        Verdict.STALLS,
+        lambda run: run.has_vanished and run.knows_nothing_better and not run.has_risen and run.is_at_chance,
+        "from the first step on {run.weakest_block} receives {run.weakest_share} of the largest gradient of its stack, "
+        "and the loss ends at {run.end:.4g}{run.against_constant}",
+    ),
+    Rule(
+        Verdict.UNDECIDED,
+        lambda run: run.has_risen and run.trial.optimizers > 1,
+        "the loss rose from {run.bottom:.4g} to {run.end:.4g}, as where several optimizers play against each other",
     ),
     Rule(
         Verdict.DIVERGES,
@@ -206,10 +273,27 @@ RULES = (
         "constant prediction, {run.constant:.4g}",
     ),
     Rule(Verdict.TRAINS, lambda run: run.stalled > 0, FELL + ", but " + STALLED + ": the others learn alone"),
-    Rule(Verdict.TRAINS, lambda run: bool(run.trial.gradients.groups), FELL + ", and every block kept its gradient"),
+    Rule(
+        Verdict.TRAINS,
+        lambda run: run.is_cut_off,
+        FELL + ", but no block received a gradient: the other parts learn alone",
+    ),
+    Rule(Verdict.TRAINS, lambda run: run.kept_gradients, FELL + ", and every block kept its gradient"),
+    Rule(
+        Verdict.TRAINS,
+        lambda run: run.lost_gradients,
+        FELL + ", but {run.weakest_block} receives only {run.weakest_share} of the largest gradient of its stack",
+    ),
     Rule(Verdict.TRAINS, lambda run: run.has_fallen, FELL),
 )
 """The verdicts from top to bottom: the first rule that applies decides."""
+
+
+def _with_gradient(trial: Trial) -> list[float]:
+    """Return the finite losses of the steps that had a gradient: a batch without a label has a loss of 0 and none."""
+    norms = trial.grad_norms if any(trial.grad_norms) else ()
+    silent = {step for step, norm in enumerate(norms) if norm == 0}
+    return [loss for step, loss in enumerate(trial.losses) if math.isfinite(loss) and step not in silent]
 
 
 def _tail(values: Sequence[float]) -> list[float]:

@@ -260,3 +260,13 @@ def test_growth_per_block_and_its_interval():
     assert t_quantile(5) == pytest.approx(2.5706, rel=1e-3)
     assert list(growths(blocks("stream_rms", 1.0, 2.0, 4.0))) == []  # three blocks tell no slope
     assert list(growths(blocks("stream_rms", 1.0, 0.0, 4.0, 8.0))) == []
+
+
+def test_what_was_not_decided_is_not_said_to_have_failed():
+    result = conclude(
+        FACTS, look(), [DEAD, trial("warmup", Verdict.UNDECIDED, 3.2), trial("lr/3", Verdict.STALLS, 3.2)]
+    )
+    text = " ".join(result.summary)
+    assert "makes it train" not in text
+    assert "is seen to train in so few steps; undecided: 1." in text
+    assert "No help: lr/3. Undecided in so few steps: warmup." in text

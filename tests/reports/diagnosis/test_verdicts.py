@@ -146,3 +146,43 @@ def test_a_loss_that_rises_is_not_said_to_have_moved_a_little():
     rising = judge(trial([1.0 + 0.01 * i for i in range(10)], constant=None), None)
     assert rising.verdict is Verdict.UNDECIDED
     assert rising.reason.startswith("the loss did not fall in 10 steps")
+
+
+def test_a_noisy_rise_far_above_the_start_is_a_divergence():
+    rising = [1.05, 0.9, 1.3, 4.0, 20.0, *[100.0, 700.0, 300.0, 120.0, 900.0, 410.0] * 3]
+    assert judge(trial(rising, constant=1.0), 1.0).verdict is Verdict.DIVERGES
+    spike = [*falling(3.0, 1.0, 30), *[1.0, 9.0, 1.0, 1.0, 8.0, 1.0, 1.0, 1.0, 9.5, 1.0]]
+    assert judge(trial(spike, constant=2.0), 2.0).verdict is not Verdict.DIVERGES
+
+
+def test_a_block_without_gradient_is_not_said_to_have_kept_it():
+    run = judge(trial(falling(6.0, 2.4), blocks=(5.7e-6, 1.0)), 3.17)
+    assert run.verdict is Verdict.TRAINS
+    assert run.reason.endswith("but block_00 receives only 5.7e-06 of the largest gradient of its stack")
+    detached = judge(trial(falling(6.0, 2.4), blocks=(0.0, 0.0)), 3.17)
+    assert detached.reason.endswith("but no block received a gradient: the other parts learn alone")
+    assert judge(trial(falling(3.2, 3.17), blocks=(0.0, 0.0)), 3.17).verdict is Verdict.STALLS
+    flat = judge(trial([3.17, 3.18] * 30, blocks=(2e-12, 1.0)), 3.17)
+    assert flat.verdict is Verdict.STALLS
+    assert "from the first step on block_00 receives 2e-12" in flat.reason
+
+
+def test_the_margin_follows_the_scale_of_the_loss_and_not_its_shift():
+    assert not has_learnt([-0.1] * 20, 1003.17)
+    assert has_learnt([-0.1] * 20, 1003.17, 3.17)
+    assert not has_learnt([-0.02] * 20, 0.0, 3.17)
+
+
+def test_batches_without_a_label_have_no_loss_to_rise_from():
+    """Their loss and gradient are exactly 0; the others' loss falls."""
+    losses = [0.0 if step % 4 == 0 else loss for step, loss in enumerate(falling(3.5, 2.9))]
+    norms = [0.0 if step % 4 == 0 else 1.0 for step in range(len(losses))]
+    mixed = replace(trial(losses, constant=None), grad_norms=tuple(norms))
+    assert judge(mixed).verdict is Verdict.TRAINS
+    assert judge(replace(mixed, grad_norms=())).verdict is Verdict.DIVERGES  # nothing tells them apart
+
+
+def test_a_loss_of_several_optimizers_may_rise():
+    game = trial([0.85 + 0.01 * step for step in range(60)], constant=None)
+    assert judge(game).verdict is Verdict.DIVERGES
+    assert judge(replace(game, optimizers=2)).verdict is Verdict.UNDECIDED

@@ -20,6 +20,20 @@ def make(kind=SGD, groups=2, **options):
     return kind(groups, **{"lr": 0.1, **options})
 
 
+class Recording(SGD):
+    """Writes down the learning rates that its update uses; may do more with them."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.inside = []
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        self.inside.append(rates(self))
+        super().step()
+
+
 def rates(optimizer):
     return [group["lr"] for group in optimizer.param_groups]
 
@@ -47,16 +61,17 @@ def test_an_optimizer_with_an_inner_one_is_not_mistaken_for_lightnings_wrapper()
 
 
 def test_on_in_the_step_and_off_after_it():
-    optimizer = make()
-    inside = []
+    optimizer = make(Recording)
+    inside, closures = optimizer.inside, []
     before = rates(optimizer)
     factors = factors_of(optimizer)
     factors.set("warmup", lambda step: (step + 1) / 4)
     factors.set("fallback", half)
     assert factors.used() == []
-    optimizer.step(lambda: inside.append(rates(optimizer)))
-    optimizer.step(lambda: inside.append(rates(optimizer)))
+    optimizer.step(lambda: closures.append(rates(optimizer)))
+    optimizer.step(closure=lambda: closures.append(rates(optimizer)))
     assert inside == [[0.1 * 0.125] * 2, [0.1 * 0.25] * 2]
+    assert closures == [before, before]
     assert all(now is then for now, then in zip(rates(optimizer), before, strict=True))
     assert factors.used() == inside[-1]
     assert factors.clock == factors.taken == 2
@@ -65,40 +80,41 @@ def test_on_in_the_step_and_off_after_it():
 
 
 def test_removal_takes_the_hooks_off_with_the_last_factor():
-    optimizer = make()
+    optimizer = make(Recording)
     factors = factors_of(optimizer)
     factors.set("warmup", half)
     factors.set("fallback", half)
     factors.remove("warmup")
     factors.remove("never there")
     assert factors_of(optimizer) is factors
-    inside = []
-    optimizer.step(lambda: inside.append(rates(optimizer)[0]))
+    optimizer.step()
     factors.remove("fallback")
-    optimizer.step(lambda: inside.append(rates(optimizer)[0]))
-    assert inside == [0.05, 0.1]
+    optimizer.step()
+    assert optimizer.inside == [[0.05] * 2, [0.1] * 2]
     hooks = [value for name, value in vars(optimizer).items() if name.endswith("_hooks")]
     assert len(hooks) >= 4
     assert not any(hooks)
 
 
 def test_factor_changed_within_the_step_counts_for_it():
-    optimizer = make()
+    optimizer = make(Recording)
     factors = factors_of(optimizer)
     now = [1.0]
     factors.set("warmup", lambda step: 1.0)
 
     def closure():
         factors.set("fallback", lambda step: now[0])
-        assert rates(optimizer) == [0.1, 0.1]
-        now[0] = 0.5
-        factors.refresh()
-        assert rates(optimizer) == [0.05, 0.05]
         now[0] = 0.25
         factors.refresh()
+        assert rates(optimizer) == [0.1, 0.1]
 
     optimizer.step(closure)
-    assert factors.used() == [0.025, 0.025]
+    assert factors.used() == [0.025, 0.025] == optimizer.inside[0]
+    factors.show()
+    now[0] = 0.5
+    factors.refresh()
+    assert rates(optimizer) == [0.05, 0.05]
+    factors.hide()
     factors.set("fallback", half)  # between steps nothing may show
     factors.refresh()
     assert rates(optimizer) == [0.1, 0.1]
@@ -117,10 +133,9 @@ def test_clock_may_start_afresh_and_taken_does_not():
 
 
 def test_exception_is_healed_by_the_next_step_or_hide():
-    optimizer = make()
+    optimizer = make(Recording)
     factors = factors_of(optimizer)
     factors.set("warmup", half)
-    inside = []
 
     def fail():
         raise RuntimeError
@@ -128,8 +143,8 @@ def test_exception_is_healed_by_the_next_step_or_hide():
     for _ in range(3):
         with pytest.raises(RuntimeError):
             optimizer.step(fail)
-    optimizer.step(lambda: inside.append(rates(optimizer)))
-    assert inside == [[0.05, 0.05]]
+    optimizer.step()
+    assert optimizer.inside == [[0.05, 0.05]]
     assert rates(optimizer) == [0.1, 0.1]
     assert factors.taken == 1
     with pytest.raises(RuntimeError):
@@ -141,16 +156,15 @@ def test_exception_is_healed_by_the_next_step_or_hide():
 
 
 def test_show_and_hide():
-    optimizer = make()
+    optimizer = make(Recording)
     before = rates(optimizer)
     factors = factors_of(optimizer)
     factors.set("warmup", half)
     factors.show()
     factors.show()
     assert rates(optimizer) == [0.05, 0.05]
-    inside = []
-    optimizer.step(lambda: inside.append(rates(optimizer)))
-    assert inside == [[0.05, 0.05]]
+    optimizer.step()
+    assert optimizer.inside == [[0.05, 0.05]]
     factors.show()
     HideFactors().on_train_batch_start(SimpleNamespace(optimizers=[optimizer, make()]), None, None, 0)
     assert all(now is then for now, then in zip(rates(optimizer), before, strict=True))
@@ -169,11 +183,11 @@ def test_a_rate_that_user_code_writes_in_between_stays():
 
 
 def test_factor_one_does_not_even_change_the_object():
-    optimizer = make()
+    optimizer = make(Recording)
     factors_of(optimizer).set("warmup", lambda step: 1.0)
-    before, inside = rates(optimizer), []
-    optimizer.step(lambda: inside.extend(rates(optimizer)))
-    assert all(now is then for now, then in zip(inside, before, strict=True))
+    before = rates(optimizer)
+    optimizer.step()
+    assert all(now is then for now, then in zip(optimizer.inside[0], before, strict=True))
 
 
 def test_a_group_that_is_added_later():
@@ -182,7 +196,6 @@ def test_a_group_that_is_added_later():
     factors.set("warmup", half)
     optimizer.step(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.3}))
     assert rates(optimizer) == [0.1, 0.1, 0.3]
-    optimizer.step()
     assert factors.used() == [0.05, 0.05, 0.15]
 
 

@@ -1,31 +1,29 @@
-"""The only writer of learning rates: effective = learning rate of the optimizer and its scheduler x all named factors.
+"""Named factors on the learning rates of one optimizer: on only while its update runs.
 
-The factors are applied only while the optimizer steps::
+::
 
-    scheduler sets      0.10 ------------------------------> 0.09 -------
-    group["lr"]         0.10 | 0.10 x factor, during step() | 0.10 | 0.09
-                          pre-hook                      post-hook
+    the user sets       0.10 ------------------------------> 0.09 -------
+    group["lr"]         0.10 | 0.10 x factor, in the update | 0.10 | 0.09
 
-So no scheduler ever sees a factor, nothing compounds, and a checkpoint holds the scheduler's learning rate. Two
-callbacks cannot each do this alone, as torch runs post-hooks in the order of the pre-hooks: hence one
-:class:`Factors` for each optimizer, from :func:`factors_of`.
+So no scheduler and no code of the user, in ``training_step`` or anywhere else, ever sees a factor, nothing compounds,
+and a checkpoint holds the user's learning rate. Two callbacks cannot each do this alone, as torch runs post-hooks in
+the order of the pre-hooks: hence one :class:`Factors` for each optimizer, from :func:`.registry.factors_of`.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
-from typing_extensions import override
 
-from lightning_norms.anatomy.names import has_class_name
-from lightning_norms.metrics import EFFECTIVE_LEARNING_RATE
+from lightning_norms.learning_rate.rounding import RoundedUpdates
+from lightning_norms.learning_rate.step_hooks import StepHooks
 
 LearningRate = float | Tensor
 
@@ -33,31 +31,66 @@ LearningRate = float | Tensor
 class Factors:
     """Named factors on the learning rate of one optimizer, and the number of steps that it really took.
 
-    Get it with :func:`factors_of`. A step that a GradScaler skips is not taken and not counted.
+    Get it with :func:`.registry.factors_of`. A step that a GradScaler skips is not taken and not counted.
 
     Attributes:
         clock: the step at which the factors are evaluated; set it to resume, or to start a warmup afresh.
         taken: steps really taken under these factors; only ever rises.
+        is_cancelled: whether the step in progress, or else the last one, was told to move nothing.
 
     Raises:
         TypeError: if this is no torch optimizer, or a group has no learning rate that can be multiplied.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        _check(optimizer)
         self.clock = 0
         self.taken = 0
-        self._optimizer = weakref.ref(optimizer)
+        self.is_cancelled = False
         self._by_name: dict[str, Callable[[int], float]] = {}
-        self._stepping = self._cancelled = False
         self._scaled: list[_Scaled] = []
         self._used: list[LearningRate] = []
+        self._is_applied = self._has_ended = self._has_warned = False
+        self._checked = 1.0  # factor at which half-precision weights were last seen to move
+        self._rounding: RoundedUpdates | None = None
+        self._attach(optimizer)
+
+    def _attach(self, optimizer: Optimizer) -> None:
+        _check(optimizer)
+        if optimizer in FACTORS:
+            FACTORS[optimizer].leave()
+        self._optimizer = weakref.ref(optimizer)
+        self._hooks = StepHooks(optimizer, self._begin_update, self._end_update, pause=self._restore)
         self._handles = (
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_post_hook(self._after_state_dict),
             optimizer.register_load_state_dict_post_hook(self._after_load_state_dict),
         )
+        FACTORS[optimizer] = self
+
+    def leave(self) -> None:
+        """Take everything off the optimizer."""
+        self.hide()
+        self._hooks.remove()
+        for handle in self._handles:
+            handle.remove()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            FACTORS.pop(optimizer, None)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer whose learning rates these factors multiply, while it lives."""
+        return self._optimizer()
+
+    def move(self, optimizer: Optimizer) -> None:
+        """Multiply the learning rates of another optimizer from now on; clock and factors go on."""
+        self.leave()
+        self._attach(optimizer)
+
+    def copy(self, optimizer: Optimizer) -> Factors:
+        """The same factors on a further optimizer, at clock 0."""
+        other = Factors(optimizer)
+        other._by_name = dict(self._by_name)
+        return other
 
     def set(self, name: str, factor: Callable[[int], float]) -> None:
         """Add the factor ``name``, clock -> factor, or replace it; in the middle of a step it counts for that step."""
@@ -69,11 +102,7 @@ class Factors:
         self.hide()
         self._by_name.pop(name, None)
         if not self._by_name:
-            for handle in self._handles:
-                handle.remove()
-            optimizer = self._optimizer()
-            if optimizer is not None:
-                _FACTORS.pop(optimizer, None)
+            self.leave()
 
     def names(self) -> tuple[str, ...]:
         """Names of all factors."""
@@ -85,28 +114,32 @@ class Factors:
 
     def factor(self) -> float:
         """The product of all factors at the present clock."""
-        return math.prod(factor(self.clock) for factor in self._by_name.values())
+        return self._factor_at(self.clock)
+
+    def _factor_at(self, clock: int) -> float:
+        return math.prod(factor(clock) for factor in self._by_name.values())
 
     def show(self) -> None:
         """Apply the factors now, for readers of ``group["lr"]``, until :meth:`hide` or the end of the next step."""
         self._restore()  # also heals a step that an exception has left open
+        self._is_applied = True
         optimizer, factor = self._optimizer(), self.factor()
         if optimizer is not None and factor != 1.0:  # at 1.0 not even the identity of the lr object may change
             self._scaled = [_Scaled(group, factor) for group in optimizer.param_groups]
 
     def hide(self) -> None:
-        """Undo the factors: every group gets the very object back that its scheduler gave it."""
-        self._stepping = False
+        """Undo the factors: every group gets the very object back that the user or a scheduler gave it."""
+        self._hooks.reset()
         self._restore()
 
     def refresh(self) -> None:
         """Apply the factors anew if they are applied: for one that changed in the middle of the step."""
-        if self._stepping or self._scaled:
+        if self._is_applied:
             self.show()
 
     def cancel_step(self, cancel: bool = True) -> None:
         """Do not count the step in progress, whose gradients were removed; False takes this back."""
-        self._cancelled = cancel
+        self.is_cancelled, self._has_ended = cancel, False
 
     def used(self) -> list[float]:
         """Effective learning rate of the last step that was taken, by group; empty before the first one."""
@@ -115,24 +148,42 @@ class Factors:
     def _restore(self) -> None:
         for scaled in self._scaled:
             scaled.restore()
-        self._scaled = []
+        self._scaled, self._is_applied = [], False
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepping = True
+    def _begin_update(self) -> None:
+        if self._has_ended:  # a step under a GradScaler is cancelled before it begins
+            self.cancel_step(False)
         self.show()
+        optimizer, factor = self._optimizer(), self.factor()
+        is_lowered = factor <= self._checked / 2 and self._factor_at(self.clock + 1) <= factor  # and does not rise
+        self._rounding = RoundedUpdates(optimizer) if is_lowered and optimizer is not None else None
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._stepping:  # the second end of a nested call: a subclass whose step() calls super().step()
+    def _end_update(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
             return
-        # Read from the groups and not from _scaled: the update used this, even if user code wrote lr meanwhile.
-        # A scheduler fills a tensor lr in place, so that is copied.
+        # Read from the groups and not from _scaled: the update used this, even if it wrote lr itself. A scheduler
+        # fills a tensor lr in place, so that is copied.
         rates = [lr.clone() if isinstance(lr := group["lr"], Tensor) else lr for group in optimizer.param_groups]
+        self._warn_if_written(optimizer)
+        factor = self.factor()
         self.hide()
-        cancelled, self._cancelled = self._cancelled, False
-        if not cancelled and not _was_skipped(optimizer):
+        self._has_ended = True
+        if not self.is_cancelled and not was_skipped(optimizer):
             self._used = rates
             self.clock += 1
             self.taken += 1
+            if self._rounding is not None:
+                self._checked = 0.0 if self._rounding.warn(max(map(float, rates))) else factor  # said once
+        self._rounding = None
+
+    def _warn_if_written(self, optimizer: Optimizer) -> None:
+        if not self._has_warned and any(scaled.was_written() for scaled in self._scaled):
+            self._has_warned = True
+            rank_zero_warn(
+                f"{type(optimizer).__name__} writes its own learning rate inside step(), or a hook on its step does: "
+                f"there the factors ({', '.join(self._by_name)}) do not hold. Set the learning rate before the step."
+            )
 
     def _after_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         # A checkpoint made inside a step (in fp32 all of training_step is inside one) holds the scheduler's lr too.
@@ -142,9 +193,8 @@ class Factors:
 
     def _after_load_state_dict(self, optimizer: Optimizer) -> None:
         # The groups are new dicts that hold the loaded, unscaled lr: there is nothing to restore in the old ones.
-        was_scaled, self._scaled = bool(self._scaled), []
-        if was_scaled or self._stepping:
-            self.show()
+        self._scaled = []
+        self.refresh()
 
 
 class _Scaled:
@@ -157,72 +207,21 @@ class _Scaled:
         self.effective: LearningRate = self.scheduled * factor
         group["lr"] = self.effective
 
+    def was_written(self) -> bool:
+        """Whether somebody has written another lr since."""
+        return self.group["lr"] is not self.effective
+
     def restore(self) -> None:
         """Undo, unless lr was written meanwhile (by user code, or load_state_dict): then that value stays."""
-        if self.group["lr"] is self.effective:
+        if not self.was_written():
             self.group["lr"] = self.scheduled
 
 
-class HideFactors(Callback):
-    """Removes the factors right after ``LearningRateMonitor`` has read the effective learning rate.
-
-    Otherwise they would still be applied in ``training_step``, where manual optimization steps its schedulers.
-    """
-
-    @override
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        for optimizer in map(_unwrap, trainer.optimizers):
-            if optimizer in _FACTORS:
-                _FACTORS[optimizer].hide()
+FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
+"""The one :class:`Factors` of each optimizer that has some."""
 
 
-_FACTORS: weakref.WeakKeyDictionary[Optimizer, Factors] = weakref.WeakKeyDictionary()
-
-
-def factors_of(optimizer: Any) -> Factors:
-    """The one :class:`Factors` of a torch optimizer, or of Lightning's wrapper around one; made on first use."""
-    inner = _unwrap(optimizer)
-    if inner not in _FACTORS:
-        _FACTORS[inner] = Factors(inner)
-    return _FACTORS[inner]
-
-
-def effective_learning_rates(optimizers: Sequence[Any]) -> dict[str, float]:
-    """Learning rates of the last steps of all optimizers of a run under their logged keys.
-
-    A group is called by its "name", or else by its number "0", "1", ...; with several optimizers "optimizer1/0" is the
-    first group of the second one.
-    """
-    rates = {}
-    for position, optimizer in enumerate(map(_unwrap, optimizers)):
-        owner = f"optimizer{position}/" if len(optimizers) > 1 else ""
-        names = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
-        if len(set(names)) < len(names):
-            names = [str(index) for index in range(len(names))]
-        for name, rate in zip(names, factors_of(optimizer).used(), strict=False):
-            rates[EFFECTIVE_LEARNING_RATE.of(owner + name)] = rate
-    return rates
-
-
-def hide_after_monitor(trainer: Any, callback: Callback) -> HideFactors | None:
-    """Insert a :class:`HideFactors` behind the last ``LearningRateMonitor`` that comes after ``callback``.
-
-    Return it, to be removed from the trainer after fit; None if no such monitor reads the learning rate.
-    """
-    own = trainer.callbacks.index(callback)
-    monitors = [i for i, c in enumerate(trainer.callbacks) if i > own and has_class_name(c, "LearningRateMonitor")]
-    if not monitors:
-        return None
-    hider = HideFactors()
-    trainer.callbacks.insert(monitors[-1] + 1, hider)
-    return hider
-
-
-def _unwrap(optimizer: Any) -> Any:
-    return optimizer._optimizer if has_class_name(optimizer, "LightningOptimizer") else optimizer
-
-
-def _was_skipped(optimizer: Optimizer) -> bool:
+def was_skipped(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer has skipped the step by itself; a GradScaler does not call the others for a skip."""
     found_inf = getattr(optimizer, "found_inf", None)
     return found_inf is not None and bool(found_inf)
@@ -230,7 +229,8 @@ def _was_skipped(optimizer: Optimizer) -> bool:
 
 def _check(optimizer: Any) -> None:
     name = type(optimizer).__name__
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
+        # The second: a wrapper that does not call Optimizer.__init__.
         raise TypeError(f"a learning rate factor needs a torch.optim.Optimizer with step hooks; got {name}")
     for index, group in enumerate(optimizer.param_groups):
         rate = group.get("lr")

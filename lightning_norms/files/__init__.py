@@ -1,0 +1,1 @@
+"""Files that a run leaves, on a disk or at a URL."""
