@@ -129,6 +129,7 @@ class _Session:
     steps: int = STEPS
     notes: list[str] = field(default_factory=list)
     uniform_loss: float | None = None
+    is_negated: bool = False
     constant_loss: float | None = None
     constants: tuple[float, ...] = ()
     loss_scale: float | None = None
@@ -145,7 +146,7 @@ class _Session:
         self.progress("first step", 1, 1, math.nan if look.first_loss is None else look.first_loss)
         if not trials:
             return conclude(facts, look, (), ("no trial was run: only the first step was measured",))
-        self.uniform_loss = look.uniform_loss
+        self.uniform_loss, self.is_negated = look.uniform_loss, look.is_negated
         self.steps = self._choose_steps(facts)
         trained = any(flag.name == TRAINED for flag in look.flags)
         changes = plan(facts, built, self.callbacks, self.steps, trained)
@@ -247,7 +248,7 @@ class _Session:
                     f"the data loader returned different batches in the {change.name} trial, so its gain is not "
                     "exactly comparable"
                 )
-            yield recorder.result(change, seed, self.uniform_loss)
+            yield recorder.result(change, seed, self.uniform_loss, self.is_negated)
 
 
 def _own_seed() -> int:

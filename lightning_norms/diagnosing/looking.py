@@ -195,13 +195,16 @@ class Looker(Callback):
         watcher, is_exact = self._watcher, self._constant_loss is not None
         fit = None if self._micro is None else constant_losses([[self._micro]])
         uniform = None if watcher.classes is None else math.log(watcher.classes)
-        if uniform is None or self._micro is None or not math.isclose(self._micro.uniform_loss, uniform, rel_tol=0.01):
+        measured = math.nan if self._micro is None else self._micro.uniform_loss
+        is_negated = uniform is not None and math.isclose(measured, -uniform, rel_tol=0.01)
+        if uniform is None or not math.isclose(measured, uniform, rel_tol=0.01):
             uniform = None  # the loss is scaled, shifted, summed, or no cross-entropy
         spreads = [float(spread) for spread in self._probe.spreads.values()]
         return Look(
             first_loss=self._first_loss,
             classes=watcher.classes,
             uniform_loss=uniform,
+            is_negated=is_negated,
             constant_loss=self._constant_loss if is_exact else None if fit is None else fit.loss,
             labels=0 if is_exact else watcher.labels,
             logits_rms=None if watcher.logits is None else _rms(trainer, watcher.logits.float()),

@@ -239,7 +239,7 @@ class Recorder(Callback):
             return tuple(loss - constant for loss, constant in zip(self._losses, self.constants, strict=False))
         return () if self.constant_loss is None else tuple(loss - self.constant_loss for loss in self._losses)
 
-    def result(self, change: Change, seed: int, uniform_loss: float | None = None) -> Trial:
+    def result(self, change: Change, seed: int, uniform_loss: float | None = None, is_negated: bool = False) -> Trial:
         """Return the trial with its verdict."""
         steps = tuple(step for step, _ in self._block_norms)
         values = tuple(zip(*(norms for _, norms in self._block_norms), strict=True))
@@ -255,6 +255,7 @@ class Recorder(Callback):
             grad_norms=tuple(self._grad_norms),
             learning_rates=tuple(self._rates),
             optimizers=self._optimizers,
+            is_negated=is_negated,
             gradients=Profile(self._groups, steps, values) if values else Profile((), (), ()),
             events=tuple(self._events),
             stalled_steps=self._stalled,

@@ -9,6 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.zoo.running import make_trainer
+from benchmarks.zoo.zoo import ALL
 from lightning_norms import diagnose
 from lightning_norms.reports.diagnosis.data import Verdict
 from tests.diagnosing.test_modules_that_fit import data, trainer
@@ -125,10 +127,14 @@ def test_the_verdict_does_not_depend_on_scale_and_shift_of_the_loss(tmp_path, sc
     assert result.look.constant_loss == pytest.approx(scale * (2.079 + shift), rel=0.05)
 
 
-def test_a_run_that_blows_up_within_steps_of_a_spike_is_non_finite(tmp_path):
-    from benchmarks.zoo.running import make_trainer
-    from benchmarks.zoo.zoo import ALL
-
-    (kind,) = [kind for kind in ALL if kind.name == "regression, SGD, rate 3"]
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("regression, SGD, rate 3", Verdict.NON_FINITE),  # NaN within steps of a spike
+        ("wrong sign of the loss", Verdict.DIVERGES),  # it falls without end
+    ],
+)
+def test_dead_kinds_of_the_zoo_are_not_called_healthy_or_undecided(name, verdict, tmp_path):
+    (kind,) = [kind for kind in ALL if kind.name == name]
     result = diagnose(*kind.build(0), make_trainer(kind, 600, tmp_path), steps=30)
-    assert result.verdict is Verdict.NON_FINITE
+    assert result.verdict is verdict

@@ -115,6 +115,8 @@ class Look:
     """V, the number of columns of the logits."""
     uniform_loss: float | None = None
     """ln V, nats: the loss of uniform predictions."""
+    is_negated: bool = False
+    """Whether the loss is minus cross-entropy, so that training makes predictions worse."""
     constant_loss: float | None = None
     """Loss of the best constant prediction for these labels: a dead run falls to it and stays there."""
     labels: int = 0
@@ -165,6 +167,8 @@ class Trial:
     """L2 norm of the whole gradient, before clipping."""
     learning_rates: tuple[float, ...] = ()
     """Effective learning rates of the first parameter group."""
+    is_negated: bool = False
+    """Whether the loss is minus cross-entropy."""
     optimizers: int = 1
     """Number of optimizers: several may play against each other, and then no loss has to fall."""
     gradients: Profile = field(default_factory=lambda: Profile((), (), ()))

@@ -212,6 +212,12 @@ RULES = (
         "the gradient is exactly 0 in all {run.steps} steps: the loss does not depend on any trained weight",
     ),
     Rule(
+        Verdict.DIVERGES,
+        lambda run: run.trial.is_negated,
+        "the loss is minus cross-entropy, and from {run.first:.4g} to {run.end:.4g} the predictions get worse without "
+        "end: turn its sign",
+    ),
+    Rule(
         Verdict.STALLS,
         lambda run: run.is_dead and run.constant is None,
         STALLED + "; the loss is {run.end:.4g}",
