@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 import tempfile
 import warnings
 from collections import deque
@@ -30,6 +31,7 @@ from typing_extensions import override
 from lightning_norms import LRFallback
 
 NAN_AT = 6
+ODD = ("DIFFERS", "no skip", "no rollback", "no restart")
 
 
 class CountingSGD(torch.optim.Optimizer):
@@ -283,7 +285,11 @@ def rollback(make: Callable[[nn.Module], Any]) -> str:
     """Four NaN batches: after them stands what stood at the last snapshot."""
     module = _new(make, nan_at=tuple(range(NAN_AT, NAN_AT + 4)))
     fallback, _ = fit(module, NAN_AT + 6)
-    return _answer(is_equal(module.moments[4], module.moments[NAN_AT + 4]), fallback, "rollback")
+    events = [event for event in fallback.events if event.action == "rollback"]
+    if not events:
+        return "no rollback"
+    (to,) = re.findall(r"rolled back to step (\d+)", events[0].message)
+    return _answer(is_equal(module.moments[int(to)], module.moments[events[0].step + 1]), fallback, "rollback")
 
 
 def restart(make: Callable[[nn.Module], Any]) -> str:
@@ -337,6 +343,13 @@ def table(rows: dict[str, dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def counts(rows: dict[str, dict[str, str]]) -> str:
+    """One line: how many are equal, and which differ where; the table shows what the rest say."""
+    odd = [f"{name} ({check})" for name, row in rows.items() for check, text in row.items() if text in ODD]
+    equal = sum(set(row.values()) == {"equal"} for row in rows.values())
+    return f"{len(rows)} optimizers, {equal} equal in all checks; different or no event: {', '.join(odd) or 'none'}"
+
+
 def main() -> None:
     """Run the checks of the chosen optimizers and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -356,6 +369,7 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1))
     print(table(rows))
+    print(counts(rows))
 
 
 if __name__ == "__main__":

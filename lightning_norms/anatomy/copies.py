@@ -20,7 +20,7 @@ AVERAGE = re.compile(r"ema|averag|shadow|teacher|target|momentum|slow|swa", re.I
 LONGEST = 10_000  # items of a container that is looked through: a data set is none
 
 
-def find_copies(
+def find_equal_copies(
     matrices: Sequence[Matrix], holders: Iterable[object], factors: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
     """Pairs of a tensor that ``holders`` keep anywhere, and the trainable matrix that it equals.

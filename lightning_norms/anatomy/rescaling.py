@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from lightning_norms.anatomy.copies import find_copies
+from lightning_norms.anatomy.copies import find_equal_copies
 from lightning_norms.anatomy.writers import Matrix, residual_writers, scale_, value_path
 from lightning_norms.rescale_rules import RescaleRule
 
@@ -36,7 +36,7 @@ def rescale(matrices: Sequence[Matrix], rule: RescaleRule, holders: Iterable[obj
     """
     trainable = [matrix for matrix in matrices if matrix.parameter.requires_grad]
     factors = [rule.gain(matrix.layer, matrix.layers) for matrix in trainable]
-    pairs = find_copies(matrices, holders, factors)
+    pairs = find_equal_copies(matrices, holders, factors)
     for matrix, factor in zip(trainable, factors, strict=True):
         scale_(matrix, factor)
     for copied, original in pairs:

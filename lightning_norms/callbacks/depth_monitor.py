@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -17,7 +17,7 @@ from lightning_norms.anatomy.describe import describe
 from lightning_norms.anatomy.sharding import is_deepspeed, pending_scale
 from lightning_norms.checks import check_switches, check_whole
 from lightning_norms.files.log_folder import find_log_folder, write_file
-from lightning_norms.learning_rate import UnseenSteps, configured_of, is_cancelled
+from lightning_norms.learning_rate import KeepsConfiguration, UnseenSteps, configured_of, is_cancelled
 from lightning_norms.measuring.depth_history import DepthHistory, Profile
 from lightning_norms.measuring.measured_step import MeasuredStep, read_steps
 from lightning_norms.measuring.stream import StreamMeter
@@ -28,7 +28,7 @@ PICTURE = "grad_norm_by_depth.png"
 TITLE = "Gradient norm by depth (L2, before clipping)"
 
 
-class DepthMonitor(Callback):
+class DepthMonitor(KeepsConfiguration):
     """Logs norms by depth every few optimizer steps, and shows the run as a table and a heat map at its end.
 
     ========================  =====================================================================================
@@ -100,7 +100,7 @@ class DepthMonitor(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()
         self._start_afresh()
-        configured_of(trainer).remember(trainer)
+        super().on_fit_start(trainer, pl_module)
         self._folder = find_log_folder(trainer)  # every rank must be here to answer
         if is_deepspeed(trainer.strategy):
             rank_zero_warn("DepthMonitor: DeepSpeed keeps gradients to itself, so nothing is recorded.")
@@ -184,14 +184,6 @@ class DepthMonitor(Callback):
                     "are wrapped one by one are measured as ever, the rest together as `other`."
                 )
         return self._depth
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).save(checkpoint)
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:

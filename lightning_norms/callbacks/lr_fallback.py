@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,7 +16,7 @@ from lightning_norms.anatomy.rescaling import check_rule
 from lightning_norms.anatomy.sharding import grad_scaler
 from lightning_norms.checks import check_pattern, check_switches, check_whole
 from lightning_norms.files.log_folder import find_log_folder
-from lightning_norms.learning_rate import UnseenSteps, configured_of
+from lightning_norms.learning_rate import KeepsConfiguration, UnseenSteps, configured_of
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.rescale_rules import GPT2Rescale, RescaleRule
 from lightning_norms.rescue.events import Event, EventLog
@@ -29,13 +29,13 @@ __all__ = ["FallbackExhaustedError", "LRFallback"]
 
 NO_BLOCKS = "LRFallback: no repeated blocks found, so stalls by depth cannot be detected; spikes and NaN still are."
 MOVES_WITHIN_STEP = (
-    "LRFallback cannot judge {name}, which takes a second gradient inside its step, at weights that it has moved: it is"
-    " off in this run, and nothing is saved automatically."
+    "LRFallback cannot judge {name}, which takes a second gradient inside its step, at weights that it has moved:"
+    " LRFallback is off in this run."
 )
 NO_LOSS = "LRFallback sees no loss and judges gradients only: call self.manual_backward(loss), not loss.backward()"
 
 
-class LRFallback(Callback):
+class LRFallback(KeepsConfiguration):
     """Skips, rolls back, or restarts at a lower learning rate, decided before the bad step is taken.
 
     ::
@@ -131,18 +131,6 @@ class LRFallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._start_over()  # a checkpoint is loaded after this
-
-    @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        configured_of(trainer).remember(trainer)
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).load(checkpoint)
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).save(checkpoint)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import reshard, weight_keeper
 from lightning_norms.anatomy.writers import output_dimension, residual_writers
 from lightning_norms.checks import check_pattern
-from lightning_norms.learning_rate import TakenSteps, UnseenSteps
+from lightning_norms.learning_rate import ActsAfterSteps
 
 
-class UnitMatrices(Callback):
+class UnitMatrices(ActsAfterSteps):
     r"""Divides the vectors that meet the residual stream by their length, before training and after every step.
 
     ::
@@ -45,12 +44,9 @@ class UnitMatrices(Callback):
         super().__init__()
         check_pattern("UnitMatrices", "pattern", pattern)
         self.pattern = pattern
-        self._steps: TakenSteps | None = None
-        self._unseen: UnseenSteps | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_fit_end(trainer, pl_module)
         keeper = weight_keeper(trainer.strategy)
         if keeper is not None:
             raise ValueError(
@@ -60,39 +56,7 @@ class UnitMatrices(Callback):
         reshard(pl_module)
         matrices = unit_matrices(pl_module, self.pattern)
         normalise(matrices)
-        self._steps = TakenSteps(lambda: normalise(matrices))
-        self._steps.follow(trainer.optimizers)
-        self._unseen = UnseenSteps(pl_module, "UnitMatrices", "the matrices do not keep length 1")
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._steps is not None:
-            self._steps.follow(trainer.optimizers)
-
-    @override
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._steps is not None:
-            self._steps.follow(trainer.optimizers, stepping=optimizer)
-
-    @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._steps is not None and self._unseen is not None:
-            self._unseen.end_batch(trainer, self._steps.count)
-
-    @override
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._steps is not None:
-            self._steps.leave()
-        self._steps = self._unseen = None
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.on_fit_end(trainer, pl_module)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": None, "_unseen": None}
+        self.begin(trainer, pl_module, lambda: normalise(matrices), "the matrices do not keep length 1")
 
 
 def unit_matrices(module: nn.Module, pattern: str | None = None) -> dict[Tensor, int]:

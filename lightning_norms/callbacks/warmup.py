@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_norms.anatomy.sharding import is_deepspeed
 from lightning_norms.learning_rate import (
     Factors,
+    KeepsConfiguration,
     UnseenSteps,
     configured_of,
     effective_learning_rates,
@@ -25,7 +26,7 @@ from lightning_norms.schedules import Run, Schedule, UntunedWarmup
 NAME = "warmup"
 
 
-class Warmup(Callback):
+class Warmup(KeepsConfiguration):
     r"""Multiplies the learning rate of every optimizer by a schedule, step by step.
 
     .. math:: \text{effective} = \text{scheduler's learning rate} \cdot \text{schedule}(\text{step})
@@ -71,10 +72,6 @@ class Warmup(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._steps = []  # a new fit starts over; a checkpoint is loaded after this
-
-    @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        configured_of(trainer).remember(trainer)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -144,14 +141,6 @@ class Warmup(Callback):
         if self._factors:
             self._factors = follow(self._factors, trainer.optimizers, stepping)
             self._optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).save(checkpoint)
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        configured_of(trainer).load(checkpoint)
 
     @override
     def state_dict(self) -> dict[str, Any]:

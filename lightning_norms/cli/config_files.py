@@ -35,10 +35,10 @@ def arrange(words: list[str], commands: Collection[str]) -> list[str]:
     command, before, behind = options[at][0], options[:at], options[at + 1 :]
     flat = [option for option in before if _is_config(option) and not _has_section(option, command, commands)]
     if flat and flat != before[-len(flat) :]:
-        raise ValueError(f"give {flat[0][-1]} behind {command}, since it has no section {command!r}.")
+        raise ValueError(f"put {flat[0][-1]} after {command}: it has no section {command!r}.")
     divided = [option for option in behind if _is_config(option) and _has_section(option, command, commands)]
     if divided and (flat or divided != behind[: len(divided)]):
-        raise ValueError(f"give {divided[0][-1]} before {command}, since it has a section {command!r}.")
+        raise ValueError(f"put {divided[0][-1]} before {command}: it has a section {command!r}.")
     first = [*before[: len(before) - len(flat)], *divided]
     return list(chain(*first, [command], *flat, *behind[len(divided) :]))
 

@@ -40,7 +40,7 @@ class FromEnvironment(Callback):
     Added callbacks come first, in the order of the list, so a ``LearningRateMonitor`` of the script shows the effective
     learning rate; this one then leaves the Trainer. Processes that Lightning starts inherit the variable.
 
-    What nobody has put there by hand ends no run: where one of ours would raise (several optimizers, LBFGS, DeepSpeed,
+    These callbacks never end a run: where one of ours would raise (several optimizers, LBFGS, DeepSpeed,
     blocks that it does not know, nothing left to try), it says why in one warning, leaves the Trainer, and the run goes
     on without it.
 

@@ -262,8 +262,8 @@ def _check_kinds(module: Any, data: Any, trainer: Any) -> None:
             f"diagnose: module must be a LightningModule, with its training_step and configure_optimizers, got {kind}."
         )
     if has_class_name(data, "Trainer") or not (trainer is None or has_class_name(trainer, "Trainer")):
-        given = f"data={type(data).__name__}, trainer={type(trainer).__name__}"
-        raise ValueError(f"diagnose: the order is diagnose(module, data, trainer), got {given}.")
+        kinds = f"data={type(data).__name__}, trainer={type(trainer).__name__}"
+        raise ValueError(f"diagnose: the order is diagnose(module, data, trainer), got {kinds}.")
 
 
 def _check_seeds(seeds: Sequence[int] | None, n_seeds: int) -> tuple[int, ...]:

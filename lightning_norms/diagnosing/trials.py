@@ -25,7 +25,8 @@ from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.step_observer import StepObserver
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 from lightning_norms.reports.diagnosis.data import Trial, TrialEvent
-from lightning_norms.reports.diagnosis.verdicts import is_dead, judge, level
+from lightning_norms.reports.diagnosis.progress import is_dead, level
+from lightning_norms.reports.diagnosis.verdicts import judge
 from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.rules import Watch
 from lightning_norms.rescue.stall import StallRule

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from typing_extensions import override
 
 KEY = "configured_optimizers"
 Groups = list[list[dict[str, Any]]]
@@ -65,7 +67,7 @@ class Configured:
         if differences:
             rank_zero_warn(
                 "the run goes on with its checkpoint's optimizer, not with what is configured now: "
-                f"{_list(differences)}. Set it in on_train_start if the new value is meant."
+                f"{_list(differences)}. To use the new values, set them in on_train_start."
             )
             for difference, now in zip(differences, self._of(differences, trainer), strict=False):
                 now[difference.key] = difference.restored
@@ -113,6 +115,22 @@ _CONFIGURED: weakref.WeakKeyDictionary[Any, Configured] = weakref.WeakKeyDiction
 def configured_of(trainer: Any) -> Configured:
     """The one :class:`Configured` of a Trainer, whoever asks: a warning comes once a run."""
     return _CONFIGURED.setdefault(trainer, Configured())
+
+
+class KeepsConfiguration(Callback):
+    """A callback whose checkpoints hold what was configured; a subclass warns of a difference or applies it."""
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        configured_of(trainer).remember(trainer)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).save(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        configured_of(trainer).load(checkpoint)
 
 
 def _base(group: Mapping[str, Any]) -> float:

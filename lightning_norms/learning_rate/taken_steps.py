@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_norms.anatomy.sharding import to_local
 from lightning_norms.learning_rate.factors import was_skipped
@@ -96,3 +98,66 @@ class UnseenSteps:
     @torch.no_grad()
     def _copy(self) -> list[Tensor]:
         return [to_local(parameter.detach()).clone() for parameter in self._watched]
+
+
+class ActsAfterSteps(Callback):
+    """A callback that acts after every step taken; a subclass calls :meth:`begin` in ``on_train_start``."""
+
+    first_only = False
+    """Whether only the steps of the first optimizer count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: TakenSteps | None = None
+        self._unseen: UnseenSteps | None = None
+
+    def begin(
+        self, trainer: Trainer, pl_module: LightningModule, action: Callable[[], object], consequence: str
+    ) -> None:
+        """Call ``action`` after every step from here to the end of the fit.
+
+        Args:
+            trainer: the Trainer, when training starts.
+            pl_module: the module that it trains.
+            action: called after a step.
+            consequence: what does not happen when no step is seen, as the end of a sentence.
+        """
+        self._leave()
+        self._steps = TakenSteps(action)
+        self._unseen = UnseenSteps(pl_module, type(self).__name__, consequence)
+        self._follow(trainer)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._follow(trainer)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._follow(trainer, stepping=optimizer)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._steps is not None and self._unseen is not None:
+            self._unseen.end_batch(trainer, self._steps.count)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._leave()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._leave()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": None, "_unseen": None}
+
+    def _follow(self, trainer: Trainer, stepping: Optimizer | None = None) -> None:
+        if self._steps is not None:
+            self._steps.follow(trainer.optimizers[:1] if self.first_only else trainer.optimizers, stepping)
+
+    def _leave(self) -> None:
+        if self._steps is not None:
+            self._steps.leave()
+        self._steps = self._unseen = None

@@ -80,8 +80,9 @@ def test_no_file_holds_weights_that_are_not_finite(kind, order, weights_only, tm
 
 
 def test_what_is_saved_after_a_last_step_that_broke_the_weights_is_healthy(tmp_path):
-    run, fallback, module = trainer(tmp_path, fallback := LRFallback(), max_steps=6), fallback, Net(broken_at=5)
-    run.fit(module)
+    fallback = LRFallback()
+    run = trainer(tmp_path, fallback, max_steps=6)
+    run.fit(Net(broken_at=5))
     assert what(fallback) == [(5, "non_finite", "rollback")]
     run.save_checkpoint(tmp_path / "end.ckpt")
     assert is_healthy(tmp_path / "end.ckpt")

@@ -49,9 +49,9 @@ def test_each_file_goes_to_the_side_where_the_parser_takes_it(words, arranged):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("-c flat.yaml -c fit.yaml fit", "give flat.yaml behind fit, since it has no section 'fit'."),
-        ("fit --a 1 -c fit.yaml", "give fit.yaml before fit, since it has a section 'fit'."),
-        ("fit -c flat.yaml -c fit.yaml", "give fit.yaml before fit, since it has a section 'fit'."),
+        ("-c flat.yaml -c fit.yaml fit", "put flat.yaml after fit: it has no section 'fit'."),
+        ("fit --a 1 -c fit.yaml", "put fit.yaml before fit: it has a section 'fit'."),
+        ("fit -c flat.yaml -c fit.yaml", "put fit.yaml before fit: it has a section 'fit'."),
         (
             "-c fit.yaml diagnose",
             "fit.yaml has no section 'diagnose', only fit: rename it, or put its keys at the top.",

@@ -69,10 +69,10 @@ def _fixes(diagnosis: Diagnosis) -> str:
     working = [fix for fix in diagnosis.fixes if fix.trains]
     if not working:
         unknown = [fix for fix in diagnosis.fixes if Verdict.UNDECIDED in fix.verdicts]
-        open_ = f" Undecided in so few steps: {_names(unknown)}." if unknown else ""
         useless = [fix for fix in diagnosis.fixes if fix not in unknown]
-        none = f"No change that was tried makes it train: {_names(useless)}."
-        return (f"No help: {_names(useless)}." if unknown else none) * bool(useless) + open_
+        none = "Does not help" if unknown else "No change that was tried makes it train"
+        lists = ((none, useless), ("Undecided in so few steps", unknown))
+        return " ".join(f"{title}: {_names(fixes)}." for title, fixes in lists if fixes)
     undecided = [fix for fix in diagnosis.fixes if not fix.trains and Verdict.UNDECIDED in fix.verdicts]
     useless = [fix for fix in diagnosis.fixes if not fix.trains and fix not in undecided]
     text = f"Fix: {working[0].name} ({working[0].change}){_gain(working[0])}."

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 
 from lightning_norms.reports.diagnosis.data import Trial, Verdict
+from lightning_norms.reports.diagnosis.progress import TAIL, has_arrived, has_learnt, is_dead, standard_error, tail
 from lightning_norms.reports.diagnosis.reach import (
     FIRST,
     VANISHED,
@@ -22,73 +23,8 @@ from lightning_norms.reports.diagnosis.reach import (
     weakest,
 )
 
-TAIL = 10
-"""The end loss is the median of this many steps."""
-STALLED_FOR = 10
-"""Consecutive steps for which the stall rule must hold at the end."""
-MARGIN = 0.01
-"""A run has learnt once it is below the loss of a constant prediction by this share of it."""
 KEPT = 0.01
 """A block keeps its gradient if it has this share of the largest of its stack at the end."""
-NEAR = 0.1
-"""A run has arrived at the constant prediction within this share of the way from uniform predictions to it."""
-
-
-def level(losses: Sequence[float]) -> float | None:
-    """Median of the last finite losses; None if there are none.
-
-    Example:
-        >>> level([5.0, float("nan"), 3.0, 2.0])
-        3.0
-    """
-    tail = _tail(losses)
-    return median(tail) if tail else None
-
-
-def has_learnt(excess: Sequence[float], constant_loss: float | None, scale: float | None = None) -> bool:
-    """Whether the end is clearly below the best constant prediction on the same labels; False if that is unknown.
-
-    Args:
-        excess: loss minus that of the constant prediction, by step.
-        constant_loss: loss of the constant prediction.
-        scale: by how much perfect predictions beat constant ones; None for the constant loss itself.
-
-    Example:
-        >>> has_learnt([-0.1] * 20, 3.17), has_learnt([-0.01] * 20, 3.17), has_learnt([], None)
-        (True, False, False)
-    """
-    tail = _tail(excess)
-    if constant_loss is None or not tail:
-        return False
-    margin = MARGIN * (abs(constant_loss) if scale is None else scale)
-    return fmean(tail) < -max(margin, 3 * _standard_error(tail))
-
-
-def is_dead(
-    excess: Sequence[float], stalled_steps: int, constant_loss: float | None, scale: float | None = None
-) -> bool:
-    """Whether blocks have received no gradient for so long, with nothing learnt, that more steps change nothing."""
-    return stalled_steps >= STALLED_FOR and not has_learnt(excess, constant_loss, scale)
-
-
-def has_arrived(
-    excess: Sequence[float], distance: float, constant_loss: float | None, scale: float | None = None
-) -> bool:
-    """Whether a run sits at the constant prediction: its last third is near it and no longer falls.
-
-    Args:
-        excess: loss minus that of the constant prediction, by step.
-        distance: nats from uniform predictions to the constant prediction.
-        constant_loss: loss of the constant prediction.
-        scale: by how much perfect predictions beat constant ones; None for the constant loss itself.
-    """
-    third = [value for value in excess if math.isfinite(value)][-max(1, len(excess) // 3) :]
-    if len(third) < 2 * TAIL or constant_loss is None or has_learnt(excess, constant_loss, scale):
-        return False
-    early, late = third[: len(third) // 2], third[len(third) // 2 :]
-    error = math.hypot(_standard_error(early), _standard_error(late))
-    falls = fmean(early) - fmean(late) > max(2 * error, 0.1 * MARGIN * (abs(constant_loss) if scale is None else scale))
-    return abs(fmean(late)) < NEAR * max(distance, 0.0) and not falls
 
 
 def judge(trial: Trial, constant_loss: float | None = None, uniform_loss: float | None = None) -> Trial:
@@ -147,12 +83,12 @@ class Run:
         self.first, self.end = losses[0], median(losses[-TAIL:])
         lowest = min(median(losses[i : i + 5]) for i in range(max(1, len(losses) - 4)))
         self.bottom = min(lowest, self.first)
-        self.end_excess = fmean(_tail(trial.excess) or [math.nan])
+        self.end_excess = fmean(tail(trial.excess) or [math.nan])
         scale = trial.loss_scale
         self.has_learnt = has_learnt(trial.excess, constant_loss, scale)
         fell_far = constant_loss is None and 0 < self.end < 0.3 * self.first  # all that can be said of such a loss
         self.is_dead = is_dead(trial.excess, self.stalled, constant_loss, scale) and not fell_far
-        noise = 1.25 * _standard_error(losses[-TAIL:]) if len(losses) > 1 else 0.0
+        noise = 1.25 * standard_error(losses[-TAIL:]) if len(losses) > 1 else 0.0
         size, rise = abs(lowest) if scale is None else scale, self.end - self.bottom
         lower_quarter = sorted(losses[-TAIL:])[len(losses[-TAIL:]) // 4]
         stays = rise > 4 * noise or lower_quarter > self.bottom + 0.1 * rise  # most steps, not a few spikes
@@ -214,8 +150,8 @@ RULES = (
     Rule(
         Verdict.DIVERGES,
         lambda run: run.trial.is_negated,
-        "the loss is minus cross-entropy, and from {run.first:.4g} to {run.end:.4g} the predictions get worse without "
-        "end: turn its sign",
+        "the loss is minus cross-entropy, so going from {run.first:.4g} to {run.end:.4g} makes the predictions worse: "
+        "flip its sign",
     ),
     Rule(
         Verdict.STALLS,
@@ -241,7 +177,7 @@ RULES = (
     Rule(
         Verdict.UNDECIDED,
         lambda run: run.has_risen and run.trial.optimizers > 1,
-        "the loss rose from {run.bottom:.4g} to {run.end:.4g}, as where several optimizers play against each other",
+        "the loss rose from {run.bottom:.4g} to {run.end:.4g}, as it may when several optimizers compete",
     ),
     Rule(
         Verdict.DIVERGES,
@@ -300,11 +236,3 @@ def _with_gradient(trial: Trial) -> list[float]:
     norms = trial.grad_norms if any(trial.grad_norms) else ()
     silent = {step for step, norm in enumerate(norms) if norm == 0}
     return [loss for step, loss in enumerate(trial.losses) if math.isfinite(loss) and step not in silent]
-
-
-def _tail(values: Sequence[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)][-TAIL:]
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return pstdev(values) / math.sqrt(len(values))

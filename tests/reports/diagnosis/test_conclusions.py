@@ -269,4 +269,4 @@ def test_what_was_not_decided_is_not_said_to_have_failed():
     text = " ".join(result.summary)
     assert "makes it train" not in text
     assert "is seen to train in so few steps; undecided: 1." in text
-    assert "No help: lr/3. Undecided in so few steps: warmup." in text
+    assert "Does not help: lr/3. Undecided in so few steps: warmup." in text

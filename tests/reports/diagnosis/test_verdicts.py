@@ -7,7 +7,8 @@ import pytest
 
 from lightning_norms.measuring.depth_history import Profile
 from lightning_norms.reports.diagnosis.data import Trial, TrialEvent, Verdict
-from lightning_norms.reports.diagnosis.verdicts import has_arrived, has_learnt, is_dead, judge, level, settle
+from lightning_norms.reports.diagnosis.progress import has_arrived, has_learnt, is_dead, level
+from lightning_norms.reports.diagnosis.verdicts import judge, settle
 
 NAN = math.nan
 
