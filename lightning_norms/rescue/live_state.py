@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_norms.anatomy.sharding import reshard, to_local
 from lightning_norms.rescue.averages import average_tensors, frozen_twins, is_average
-from lightning_norms.rescue.optimizer_parts import counters, with_inner
+from lightning_norms.rescue.optimizer_parts import copy_plain, counters, with_inner
 from lightning_norms.rescue.weight_copies import Place, find_copies
 
 
@@ -86,7 +86,8 @@ class LiveState:
     def forget(self, key: Key) -> None:
         """Take an entry out of an optimizer's state, and the state itself if it is the last one; or a counter."""
         if key.kind == "counter":
-            self._counters(key).pop(key.entry, None)
+            if key.name:  # an attribute is not taken away: its class may count on it
+                self._counters(key).pop(key.entry, None)
             return
         state = self._states[key.number][key.name]
         state.pop(key.entry, None)
@@ -105,7 +106,7 @@ class LiveState:
         elif key in self._places and not isinstance(saved, Tensor):
             vars(self._places[key].owner)[self._places[key].name] = saved
         elif key.kind == "counter" and key.number < len(self._optimizers):
-            self._counters(key)[key.entry] = copy.deepcopy(saved)
+            self._counters(key)[key.entry] = copy_plain(saved)
         elif key.kind == "optimizer" and key.number < len(self._optimizers):
             state = self._optimizers[key.number].state
             if not key.name:

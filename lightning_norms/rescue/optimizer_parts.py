@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,8 @@ def counters(optimizer: Any) -> Iterator[tuple[str, str, Any]]:
             if name not in SET_FROM_OUTSIDE and is_plain(value):
                 yield str(number), name, value
     for name, value in vars(optimizer).items():
-        is_history = isinstance(value, (Mapping, list, tuple)) and next(tensors_within(value), None) is None
+        has_tensors = next(tensors_within(value), None) is not None
+        is_history = isinstance(value, (Mapping, list, tuple)) and not has_tensors and value != {}  # {}: filled later
         if name not in _OF_EVERY_OPTIMIZER and is_plain(value) and not is_history:
             yield "", name, value
 
@@ -83,6 +85,19 @@ def train_mode(optimizer: Any) -> bool | None:
         return None
     mode = optimizer.param_groups[0].get("train_mode", getattr(optimizer, "train_mode", None))
     return mode if isinstance(mode, bool) else None
+
+
+def copy_plain(value: Any) -> Any:
+    """Copy a plain value; parameters that are keys of a dictionary stay themselves."""
+    return copy.deepcopy(value, {id(key): key for key in _tensor_keys(value)})
+
+
+def _tensor_keys(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Mapping):
+        yield from (key for key in value if isinstance(key, Tensor))
+    if isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensor_keys(item)
 
 
 def is_torchs_own(optimizer: Any) -> bool:

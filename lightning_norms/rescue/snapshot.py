@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_norms.rescue.live_state import Key, LiveState
-from lightning_norms.rescue.optimizer_parts import tensors_within, train_mode, with_inner
+from lightning_norms.rescue.optimizer_parts import copy_plain, tensors_within, train_mode, with_inner
 
 
 class Snapshot:
@@ -174,7 +174,7 @@ class Snapshot:
 def _allocate(tensor: Any, old: Any) -> Any:
     """Reuse the old host memory if shape and dtype match; else new memory, pinned for a tensor on CUDA."""
     if not isinstance(tensor, Tensor):
-        return copy.deepcopy(tensor)
+        return copy_plain(tensor)
     if not _is_plain(tensor):
         return tensor.clone()  # a subclass (quantized moments) knows best how to copy itself
     if isinstance(old, Tensor) and (old.shape, old.dtype, old.device.type) == (tensor.shape, tensor.dtype, "cpu"):

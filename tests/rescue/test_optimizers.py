@@ -12,6 +12,7 @@ from lightning_norms.rescue.optimizer_parts import (
     unreachable_state,
     with_inner,
 )
+from lightning_norms.rescue.snapshot import Snapshot
 
 REFUSED = {
     "SAM, closure": "cannot judge TwoStepSAM",
@@ -81,3 +82,25 @@ def test_state_that_only_the_optimizer_reaches_is_named():
     optimizer = Hiding([nn.Parameter(torch.zeros(2))], lr=0.1)
     assert unreachable_state(optimizer, []) == ["hidden"]
     assert unreachable_state(optimizer, [hidden]) == []
+
+
+def test_a_cache_by_parameter_comes_back_empty_and_filled_under_the_same_keys():
+    """As SaRA keeps the indices of its masks."""
+
+    class Caching(torch.optim.SGD):
+        def __init__(self, params):
+            super().__init__(params, lr=0.1)
+            self.cache = {}
+
+    module = nn.Linear(2, 2)
+    optimizer = Caching(module.parameters())
+    start = Snapshot.take(module, [optimizer])
+    optimizer.cache[module.weight] = torch.ones(2)
+    later = Snapshot.take(module, [optimizer])
+    optimizer.cache = {module.weight: torch.zeros(2), module.bias: torch.zeros(2)}
+    later.restore(module, [optimizer])
+    (key,) = optimizer.cache
+    assert key is module.weight
+    assert optimizer.cache[module.weight].tolist() == [1.0, 1.0]
+    start.restore(module, [optimizer])
+    assert optimizer.cache == {}
