@@ -59,10 +59,10 @@ class StepObserver:
         before, norms = self._norms, self._norms_of(trainer, optimizer)
         squares = norms.shares(norms.gradients())
         losses = self._loss_sums(squares.device)
-        if norms.is_sharded:
+        if norms.is_sharded or trainer.world_size > 1:
             losses, squares = sum_over_ranks([losses, squares], trainer.strategy)
-        elif trainer.world_size > 1:
-            (losses,) = sum_over_ranks([losses], trainer.strategy)
+            # Whole gradients are alike on all ranks, unless a hook or a device spoils them behind the reduction.
+            squares = squares if norms.is_sharded else squares / trainer.world_size
         gradients = squares.sqrt()
         scale = pending_scale(trainer, optimizer)
         if scale is not None:

@@ -21,6 +21,8 @@ STEPS = 32
 SAVED = {"late_resume": (22, 24, 28), "resume": (22,), "stall_after_resume": (10,)}
 """Optimizer steps from whose checkpoints these faults are resumed: in the middle of an incident, after it, before."""
 
+FLAKY = {"flaky nan": float("nan"), "flaky inf": float("inf"), "flaky spike": 1e6}
+
 
 class Faulty(Module):
     """Something goes wrong with the loss of rank 1 alone or, for a stall, with the gradients of the first block."""
@@ -38,6 +40,8 @@ class Faulty(Module):
         return loss
 
     def on_after_backward(self):
+        if self.fault in FLAKY and self.trainer.global_step == 20 and self.global_rank == 1:
+            self.decoder.head.weight.grad[0, 0] = FLAKY[self.fault]  # behind the reduction: rank 0 has the sound one
         start = {"stall": 5, "stall_after_resume": 13}.get(self.fault, STEPS)
         if start <= self.trainer.global_step < start + 4:
             for parameter in self.decoder.blocks[0].parameters():

@@ -16,6 +16,7 @@ from tests.rescue.event_file import lines
 pytestmark = pytest.mark.slow
 
 LAUNCHES = (("nan", "spike", "high", "stall", "hopeless"), ("resume", "stall_after_resume"), ("late_resume",))
+FLAKY = ("flaky nan", "flaky inf", "flaky spike")
 KINDS = ("ddp", "fsdp2", "fsdp1")
 
 
@@ -40,7 +41,7 @@ def launch(kind, faults):
 
 def seen(kind, fault):
     """What both ranks saw, after the checks that hold for every fault."""
-    folder = launch(kind, next(faults for faults in LAUNCHES if fault in faults)) / fault
+    folder = launch(kind, next(faults for faults in (*LAUNCHES, FLAKY) if fault in faults)) / fault
     ranks = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
     assert ranks[0]["events"] == ranks[1]["events"]
     assert repr(ranks[0]["evidence"]) == repr(ranks[1]["evidence"])  # as text: NaN equals itself
@@ -67,6 +68,14 @@ def test_nan_on_one_rank(kind):
 def test_spike_on_one_rank(kind):
     run, _ = seen(kind, "spike")
     assert run["events"] == [(20, "spike", "skip")]
+    assert run["returned"] == {20: 20}
+
+
+@pytest.mark.parametrize("fault", FLAKY)
+def test_a_gradient_that_only_one_rank_gets_wrong(fault):
+    """Behind the reduction, by a hook or a flaky device: both ranks skip, and their weights stay alike."""
+    run, _ = seen("ddp", fault)
+    assert run["events"] == [(20, "spike" if fault == "flaky spike" else "non_finite", "skip")]
     assert run["returned"] == {20: 20}
 
 
