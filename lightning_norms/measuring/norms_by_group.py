@@ -53,10 +53,10 @@ class GroupNorms:
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Norms of one tensor per parameter, in the order of ``parameters``: float32 [groups]. None counts 0."""
-        squares = self.shares(tensors)
-        if self.is_sharded:
-            dist.all_reduce(squares)
-        return squares.sqrt_()
+        squares = self._sum(self.shares(tensors))
+        if leave_float32(float(squares.sum())):
+            squares = self._sum(self.wide_shares(tensors))
+        return squares.sqrt_().float()
 
     def gradients(self) -> list[Tensor | None]:
         """The gradients as they are now, for :meth:`of` and :meth:`shares`."""
@@ -81,6 +81,27 @@ class GroupNorms:
             total.index_add_(0, section.groups, part)
         return total
 
+    @torch.no_grad()
+    def wide_shares(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """:meth:`shares` in float64 for values of any size, 1e20 or 1e-24: slow, one read from the device a tensor.
+
+        The result is on the CPU where the device has no float64, as on Apple GPUs.
+        """
+        place = "cpu" if self.device.type == "mps" else self.device
+        total = torch.zeros(len(self.groups), dtype=torch.float64, device=place)
+        for section in self._sections:
+            norms = [_scaled_norm(_local(tensors[i], self.parameters[i])) for i in section.members]
+            part = torch.tensor(norms, dtype=torch.float64, device=place).square_()
+            if self.is_sharded:
+                part *= section.pieces / dist.get_world_size()
+            total.index_add_(0, section.groups.to(place), part)
+        return total
+
+    def _sum(self, shares: Tensor) -> Tensor:
+        if self.is_sharded:
+            dist.all_reduce(shares)
+        return shares
+
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
         squares = torch.zeros(len(tensors), device=self.device)
         buckets: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
@@ -98,6 +119,29 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     # A half-precision norm is neither precise (bfloat16) nor safe (float16 ends at 65504).
     wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
     return torch.stack(list(torch._foreach_norm(tensors, 2, dtype=wide))).float()
+
+
+def _scaled_norm(tensor: Tensor | None) -> float:
+    """L2 norm of a tensor by way of its largest entry, so that no square leaves the range of its dtype."""
+    if tensor is None or not tensor.numel():
+        return 0.0
+    tensor = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    peak = float(torch.linalg.vector_norm(tensor, torch.inf))
+    if not 0 < peak < math.inf:
+        return peak
+    return peak * float(torch.linalg.vector_norm(tensor / peak))
+
+
+def leave_float32(total: float) -> bool:
+    """Whether squares that sum up to ``total`` in float32, or have it as their norm, may be too large or too small.
+
+    NaN is NaN at any precision.
+
+    Example:
+        >>> leave_float32(1.0), leave_float32(float("inf")), leave_float32(0.0), leave_float32(float("nan"))
+        (False, True, True, False)
+    """
+    return total in (0.0, math.inf)
 
 
 def total_norm(norms: Tensor) -> Tensor:

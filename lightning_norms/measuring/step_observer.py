@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_norms.anatomy.depth import DepthMap
 from lightning_norms.anatomy.sharding import grad_scaler, pending_scale, sum_over_ranks
-from lightning_norms.measuring.norms_by_group import GroupNorms, total_norm
+from lightning_norms.measuring.norms_by_group import GroupNorms, leave_float32, total_norm
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.measuring.trained_parameters import TrainedParameters
 
@@ -58,17 +58,18 @@ class StepObserver:
         """Return the observation of the step that ``optimizer`` is about to take; the same on every rank."""
         before, norms = self._norms, self._norms_of(trainer, optimizer)
         squares = norms.shares(norms.gradients())
-        losses = self._loss_sums(squares.device)
-        if norms.is_sharded or trainer.world_size > 1:
-            losses, squares = sum_over_ranks([losses, squares], trainer.strategy)
-            # Whole gradients are alike on all ranks, unless a hook or a device spoils them behind the reduction.
-            squares = squares if norms.is_sharded else squares / trainer.world_size
+        losses, squares = _of_all_ranks(self._loss_sums(squares.device), squares, norms, trainer)
         gradients = squares.sqrt()
         scale = pending_scale(trainer, optimizer)
         if scale is not None:
             gradients = gradients / scale.to(gradients)
         # One tensor, one copy: [sum of finite losses, their number, the number of others, total, norms by group]
         sum_, count, bad, total, *by_group = torch.cat([losses, total_norm(gradients).reshape(1), gradients]).tolist()
+        if leave_float32(total):  # no gradient at all, or one that is infinite, or only its square is: rare
+            squares = norms.wide_shares(norms.gradients())
+            _, squares = _of_all_ranks(torch.zeros_like(losses), squares, norms, trainer)
+            by_group = [norm / (1.0 if scale is None else float(scale)) for norm in squares.sqrt().tolist()]
+            total = math.hypot(*by_group)
         stacks = tuple(tuple(by_group[place] for place in places) for places in self._places)
         bad += sum(not math.isfinite(norm) for norm in by_group)
         has_changed = before is not None and norms is not before
@@ -92,3 +93,12 @@ class StepObserver:
             blocks = (stack.groups for stack in self._depth.stacks)
             self._places = tuple([place[name] for name in names if name in place] for names in blocks)
         return norms
+
+
+def _of_all_ranks(losses: Tensor, squares: Tensor, norms: GroupNorms, trainer: Any) -> list[Tensor]:
+    """Sums of the losses, and squared norms of the whole gradient, alike on all ranks: in one collective."""
+    if not norms.is_sharded and trainer.world_size == 1:
+        return [losses, squares]
+    losses, squares = sum_over_ranks([losses, squares], trainer.strategy)
+    # Whole gradients are alike on all ranks, unless a hook or a device spoils them behind the reduction.
+    return [losses, squares if norms.is_sharded else squares / trainer.world_size]

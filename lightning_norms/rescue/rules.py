@@ -28,6 +28,8 @@ WINDOW = 16
 """Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
 SCALER_PATIENCE = 20
 """Non-finite steps in a row that a GradScaler may need to find its scale."""
+LARGEST_NORM = 1e19
+"""The square of a larger gradient is infinite in float32, and with it the second moment of Adam, for ever."""
 
 
 def find_non_finite(observation: Observation) -> Finding | None:
@@ -38,6 +40,15 @@ def find_non_finite(observation: Observation) -> Finding | None:
     text = "unknown" if loss is None else f"{loss:.4g}"
     evidence = {"loss": math.nan if loss is None else loss, "grad_norm": grad_norm}
     return Finding("non_finite", f"loss {text}, gradient norm {grad_norm:.4g}", evidence)
+
+
+def find_oversized(observation: Observation) -> Finding | None:
+    """Report a gradient that is finite, but not its square: no baseline is needed to call it a spike."""
+    grad_norm = observation.grad_norm
+    if not grad_norm > LARGEST_NORM:
+        return None
+    message = f"the gradient norm, {grad_norm:.4g}, is so large that its square is infinite in float32"
+    return Finding("spike", message, {"grad_norm": grad_norm, "limit": LARGEST_NORM})
 
 
 class SpikeRule:
@@ -188,7 +199,8 @@ class Watch:
         if non_finite:
             return non_finite
         stall = self.stall.judge(observation)  # takes every step in, also one that another rule names
-        return self.spike.judge(observation) or self.divergence.judge(observation) or stall
+        spike = find_oversized(observation) or self.spike.judge(observation)
+        return spike or self.divergence.judge(observation) or stall
 
     def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baselines."""

@@ -18,6 +18,7 @@ RESUMING = (
 )
 
 
+GRADIENTS = {"inf_gradient": float("inf"), "oversized": 1e20}
 GLITCHES = {"glitch": 10.0, "large glitch": 300.0}
 
 
@@ -44,8 +45,8 @@ class Learner(Module):
         return loss * {"nan": float("nan"), "inf": float("inf"), "spike": 3.0, "high": 8.0}.get(kind, 1.0)
 
     def on_after_backward(self):
-        if self.fault() == "inf_gradient":
-            self.decoder.head.weight.grad[0, 0] = float("inf")
+        if self.fault() in GRADIENTS:
+            self.decoder.head.weight.grad[0, 0] = GRADIENTS[self.fault()]
         for group in self.trainer.optimizers[0].param_groups:
             if self.fault() in GLITCHES:
                 group["lr"] = GLITCHES[self.fault()] * group["lr"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*`lr_scheduler.step\\(\\)` before `optimizer.step\\(\\)`.*", "ignore:Warmup takes .* optimizer steps, but"
 )
 STEPS = [1, 5, 30, 70, 200]
-CAUSES = {"spike": "spike", "huge": "spike", "nan": "non_finite", "inf_gradient": "non_finite"}
+CAUSES = {"spike": "spike", "huge": "spike", "nan": "non_finite", "inf_gradient": "non_finite", "oversized": "spike"}
 
 
 @pytest.fixture(scope="module")

@@ -137,3 +137,21 @@ def test_norms_of_float64_gradients_are_float32():
     norms = GroupNorms([parameter], ["block_00"]).of([parameter.detach()])
     assert norms.tolist() == [5.0]
     assert norms.dtype is torch.float32
+
+
+@pytest.mark.parametrize("size", [1e20, 1e37, 1.0, 1e-24, 1e-40])
+def test_values_whose_squares_leave_float32(size):
+    """Squares of 1e20 and of 1e-24 are infinite and 0 in float32; the norm of 64 of them is 8 times their size."""
+    parameters = [nn.Parameter(torch.full((64,), size)), nn.Parameter(torch.full((8, 8), 2 * size))]
+    norms = GroupNorms(parameters, ["a", "b"])
+    assert norms.of(parameters).tolist() == pytest.approx([8 * size, 16 * size], rel=1e-5)
+    wide = norms.wide_shares([parameters[0], None])
+    assert wide.sqrt().tolist() == pytest.approx([8 * size, 0.0], rel=1e-5)
+
+
+def test_what_is_infinite_at_any_size_stays_so():
+    parameters = [nn.Parameter(torch.tensor([value, 1e20])) for value in (math.inf, math.nan, 1.0)]
+    a, b, c = GroupNorms(parameters, ["a", "b", "c"]).wide_shares(parameters).sqrt().tolist()
+    assert a == math.inf
+    assert math.isnan(b)
+    assert c == pytest.approx(1e20)

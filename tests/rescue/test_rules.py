@@ -39,6 +39,12 @@ def test_non_finite_is_named(loss):
     assert find_non_finite(Observation(None, 1.0)) is None
 
 
+def test_a_gradient_whose_square_is_infinite_is_a_spike_from_the_first_step_on():
+    found = Watch().find(Observation(3.0, 1e20))
+    assert (found.cause, found.evidence["grad_norm"]) == ("spike", 1e20)
+    assert Watch().find(Observation(3.0, 1e15)) is None
+
+
 def test_five_percent_noise_never_fires():
     """Acceptance: 300 steps, 100 seeds."""
     for seed in range(100):
