@@ -153,7 +153,10 @@ class LRFallback(KeepsConfiguration):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._intervention is not None and self._observer is not None and not self._observer.is_within_window:
+        if self._intervention is None or self._observer is None:
+            return
+        self._intervention.begin_batch(batch, batch_idx)
+        if not self._observer.is_within_window:
             self._intervention.keep_buffers()
 
     @override
@@ -174,8 +177,9 @@ class LRFallback(KeepsConfiguration):
         if self.rescue.state.steps == 0 and observation.lacks_loss and not pl_module.automatic_optimization:
             rank_zero_warn(NO_LOSS)
         finding = self.rescue.observe(observation, has_scaler=grad_scaler(trainer) is not None)
-        decision = self.rescue.decide(finding, self._intervention.snapshots.ways_back)
-        self._report(trainer, decision, self._intervention)
+        intervention = self._intervention
+        decision = self.rescue.decide(finding, intervention.snapshots.ways_back, intervention.compare)
+        self._report(trainer, decision, intervention)
         self._intervention.act(decision, optimizer)
 
     @override

@@ -12,6 +12,8 @@ class Finding:
     cause: str
     message: str
     evidence: dict[str, float] = field(default_factory=dict)
+    doubtful: bool = False
+    """Whether other data, or another loss, would look the same."""
 
     @property
     def is_harmless(self) -> bool:

@@ -17,6 +17,7 @@ from lightning_norms.learning_rate import factors_of, follow
 from lightning_norms.rescale_rules import RescaleRule
 from lightning_norms.rescue.buffers import BufferKeeper
 from lightning_norms.rescue.checkpoint_guard import CheckpointGuard
+from lightning_norms.rescue.counterfactual import Comparison, Replay
 from lightning_norms.rescue.rescue import Decision, Rescue
 from lightning_norms.rescue.skip import SkippedStep
 from lightning_norms.rescue.snapshot_keeper import SnapshotKeeper
@@ -62,6 +63,7 @@ class Intervention:
         self._factors = [factors_of(optimizer) for optimizer in trainer.optimizers]
         if any(NAME in factors.names() for factors in self._factors):  # a subclass, which Lightning tells apart
             raise ValueError("LRFallback: another LRFallback acts in this run already; keep one of them in the Trainer")
+        self._replay = Replay(trainer, module)
         self._buffers: BufferKeeper | None = None
         self._rescaled = False
         self._skipped: SkippedStep | None = None
@@ -107,6 +109,15 @@ class Intervention:
         if self._buffers is not None:
             self._buffers.keep()
 
+    def begin_batch(self, batch: Any, batch_idx: int) -> None:
+        """Remember the batch, in case that its loss must be compared."""
+        self._replay.keep_batch(batch, batch_idx)
+
+    def compare(self) -> Comparison | None:
+        """Losses of the present batch on the present weights and on the snapshot's; None if it cannot be told."""
+        healthy = self.snapshots.healthy
+        return None if healthy is None else self._replay.compare(healthy)
+
     def is_second_look(self, optimizer: Optimizer) -> bool:
         """Whether these are the gradients of a second loss within one ``optimizer.step()``."""
         is_counted = any(optimizer is counted for counted in self._counted)
@@ -128,7 +139,9 @@ class Intervention:
         action, finding = decision.action, decision.finding
         if action == "leave":
             return
-        if action == "accept":
+        if action in ("accept", "take", "go_on"):
+            if decision.trusts_weights:
+                self.snapshots.keep_healthy(decision.step)
             self.keep_buffers()
         elif action == "skip" and self._buffers is not None:
             self._buffers.put_back()
@@ -143,8 +156,10 @@ class Intervention:
         self._undo_skip()
         steps = self._rescue.state.steps
         self.snapshots.step_taken(steps)
-        if not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps):
+        is_due = not self._rescue.dry_run and self._rescue.is_healthy and self.snapshots.is_due(steps)
+        if is_due:
             self.snapshots.keep_healthy(steps)
+        self._replay.drop_batch(is_healthy=is_due)
 
     def go_back(self, action: str, keep_gradients: bool = False) -> None:
         """Put a snapshot back: the healthy one for "rollback", the start for "restart", whose warmup begins again."""

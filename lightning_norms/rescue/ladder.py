@@ -6,6 +6,8 @@
     divergence             roll back and cut    max_rollbacks, then as a stall
     stall                  restart and cut      max_restarts; if the start is gone, roll back
                            stop                 a named error, with a report of what was tried
+
+What was used up comes back: one rollback and one restart for every 500 healthy steps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from lightning_norms.checks import check_number, check_whole
+
+REFUND_STEPS = 500
+"""Healthy steps in a row that give a rollback and a restart back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,35 +67,45 @@ class Ladder:
     skips: int = 0
     rollbacks: int = 0
     restarts: int = 0
+    refunded: int = 0
+    healthy_steps: int = 0
 
-    def climb(self, cause: str, ways_back: Collection[str]) -> str:
+    def climb(self, cause: str, ways_back: Collection[str], cut: bool = True) -> str:
         """Return the action for a finding of this cause, counted as done; a rollback or restart cuts the factor.
 
         Args:
             cause: "non_finite", "spike", "divergence" or "stall".
             ways_back: "rollback" if a healthy snapshot is at hand, "restart" if the start is.
+            cut: whether going back cuts the learning rate.
         """
+        self.healthy_steps = 0
         if cause in ("non_finite", "spike") and self.skips_in_a_row < self.limits.max_skips:
             self.skips_in_a_row += 1
             self.skips += 1
             return "skip"
-        if self.factor * self.limits.cut < self.limits.lowest_factor:
-            return "stop"
         limits = self.limits
-        may = {"rollback": self.rollbacks < limits.max_rollbacks, "restart": self.restarts < limits.max_restarts}
+        if cut and self.factor * limits.cut < limits.lowest_factor:
+            return "stop"
+        may = {
+            "rollback": self.rollbacks - self.refunded < limits.max_rollbacks,
+            "restart": self.restarts - self.refunded < limits.max_restarts,
+        }
         # A ruined start is not cured by going back to a moment at which it was ruined already.
         order = ("restart", "rollback") if cause == "stall" else ("rollback", "restart")
         action = next((action for action in order if action in ways_back and may[action]), "stop")
         if action != "stop":
-            self.factor *= self.limits.cut
+            self.factor *= limits.cut if cut else 1.0
             self.rollbacks += action == "rollback"
             self.restarts += action == "restart"
             self.skips_in_a_row = 0
         return action
 
     def step_taken(self) -> None:
-        """Count a healthy step."""
+        """Count a healthy step; many in a row give back what was used up."""
         self.skips_in_a_row = 0
+        self.healthy_steps += 1
+        if self.healthy_steps % REFUND_STEPS == 0:
+            self.refunded = min(self.refunded + 1, max(self.rollbacks, self.restarts))
 
     def recover(self, steps_left: int) -> None:
         """Let a factor below 1 climb, by one of the equal steps that take it back to 1 in ``steps_left`` steps."""

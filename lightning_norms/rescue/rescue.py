@@ -5,11 +5,13 @@
     observation -> observe: which cause? -> decide: which action? -> (elsewhere) act
                    none                     accept
                    absent, overflow         leave
+                   high loss                compare: go back, take the step, or go on at a new level
                    any other                report in a dry run, else what the ladder says: skip, rollback, ...
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 from lightning_norms.checks import check_whole
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
+from lightning_norms.rescue.counterfactual import Comparison
+from lightning_norms.rescue.doubt import GO_BACK, NEW_LEVEL, TAKE, UNKNOWN, Compare, Doubt
 from lightning_norms.rescue.events import Event
 from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.ladder import Ladder, Limits
@@ -26,6 +30,12 @@ STATE_OUT_OF_SIGHT = (
     "weights and buffers have just been put back and are finite, so the likely cause is the batch, or state that is"
     " neither weight nor buffer, such as a memory in an attribute of the module: register_buffer keeps it in sight"
 )
+
+
+BAD_BATCHES = 100
+"""Batches in a row without a finite loss, whatever the weights, after which the run is given up."""
+SOON = 100
+"""Steps within which going back a second time cuts the learning rate, even if the data were to blame."""
 
 
 class FallbackExhaustedError(RuntimeError):
@@ -46,6 +56,8 @@ class State:
     """Cause and action that the run is in the middle of; None after a healthy step."""
     reported: int = 0
     """Steps in a row that a dry run only reported."""
+    bad_batches: int = 0
+    """Batches in a row whose loss is not finite on any weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +65,14 @@ class Decision:
     """What is to be done about one optimizer step, and why.
 
     Args:
-        action: "accept" a healthy step, "leave" one that says nothing, "report", "skip", "rollback", "restart", "stop".
+        action: "accept" a healthy step, "leave" one that says nothing, "take" one whose data are unusual, "go_on" at a
+            new level of the loss, "report", "skip", "rollback", "restart", "stop".
         step: the optimizer step, counted from 0.
         factor: factor on the learning rate from here on.
         finding: what was wrong; None for "accept".
         back_to: the step that the run goes back to, if it does.
         is_new: whether it is an event: steps that are skipped in a row are one.
+        trusts_weights: whether the weights before this step are as good as the snapshot's, so that they replace it.
     """
 
     action: str
@@ -67,6 +81,7 @@ class Decision:
     finding: Finding | None = None
     back_to: int | None = None
     is_new: bool = False
+    trusts_weights: bool = False
 
     def event(self) -> Event:
         """Return the event that tells people of this decision."""
@@ -75,6 +90,7 @@ class Decision:
             "skip": "the step is skipped",
             "rollback": f"rolled back to step {self.back_to}, learning rate x {self.factor:.4g}",
             "restart": f"starting again from step 0, learning rate x {self.factor:.4g}, with a fresh warmup",
+            "go_on": "the data or the loss changed, so this is the new level, and nothing else is done",
             "stop": "nothing is left to try",
             "report": "dry run: nothing is done",
         }[self.action]
@@ -119,12 +135,12 @@ class Rescue:
         if recovery_steps is not None:
             check_whole("LRFallback", "recovery_steps", recovery_steps, 1)
         self.recovery_steps, self.restart_warmup_steps, self.dry_run = recovery_steps, restart_warmup_steps, dry_run
-        self.watch, self.ladder, self.state = Watch(), Ladder(limits), State()
+        self.watch, self.ladder, self.state, self.doubt = Watch(), Ladder(limits), State(), Doubt()
 
     @property
     def is_healthy(self) -> bool:
         """Whether a snapshot that is taken now is one to go back to."""
-        return self.state.incident is None and not self.watch.stall.is_suspicious()
+        return self.state.incident is None and not self.doubt.steps and not self.watch.stall.is_suspicious()
 
     def observe(self, observation: Observation, has_scaler: bool = False) -> Finding | None:
         """Return what is wrong with a step before it is taken; a healthy one enters the baselines."""
@@ -136,12 +152,15 @@ class Rescue:
             finding = replace(finding, message=f"{finding.message}; {STATE_OUT_OF_SIGHT}")
         return finding
 
-    def decide(self, finding: Finding | None, ways_back: Mapping[str, int]) -> Decision:
+    def decide(
+        self, finding: Finding | None, ways_back: Mapping[str, int], compare: Compare = lambda: None
+    ) -> Decision:
         """Return what to do about the observed step, counted as done.
 
         Args:
             finding: what :meth:`observe` returned.
             ways_back: steps that can be gone back to, by action: "rollback", "restart".
+            compare: losses of the present batch on the present weights and the snapshot's; None if it cannot be told.
         """
         if finding is None:
             return self._accept()
@@ -149,19 +168,79 @@ class Rescue:
             return self._now("leave", finding=finding)
         if self.dry_run:
             return self._report(finding)
-        action = self.ladder.climb(finding.cause, ways_back)
-        if finding.cause == "spike" and action != "skip":
-            finding = replace(finding, cause="divergence")  # a spike that stays
-        return self._decision(action, finding, ways_back)
+        if finding.doubtful:
+            return self._decide_in_doubt(finding, ways_back, compare)
+        if finding.cause == "non_finite" and not math.isfinite(finding.evidence["loss"]):
+            return self._decide_on_bad_loss(finding, ways_back, compare)
+        if finding.cause == "spike" and self._is_skipped_out:
+            return self._decide_on_gradients(finding, ways_back, compare)
+        return self._climb(finding, ways_back)
 
     def decide_on_bad_weights(self, ways_back: Mapping[str, int]) -> Decision:
         """Return what to do about weights that are not finite, found between two steps: to skip is no cure."""
         finding = Finding("non_finite", "the weights themselves, found before they were saved")
         return self._decision(self.ladder.climb("divergence", ways_back), finding, ways_back)
 
+    def _decide_in_doubt(self, finding: Finding, ways_back: Mapping[str, int], compare: Compare) -> Decision:
+        verdict, comparison = self.doubt.weigh(finding, compare, self.watch.lowest)
+        if verdict == GO_BACK:
+            return self._go_back(finding, ways_back, comparison)
+        if verdict == UNKNOWN and self.watch.is_grave(finding):
+            return self._climb(finding, ways_back)
+        if verdict == NEW_LEVEL or finding.cause == "divergence":
+            return self._new_level(finding, comparison)
+        return self._now("take", finding=finding, trusts_weights=verdict == TAKE and self.doubt.steps == 1)
+
+    def _decide_on_bad_loss(self, finding: Finding, ways_back: Mapping[str, int], compare: Compare) -> Decision:
+        comparison = compare() if self.state.bad_batches == 0 or self._is_skipped_out else None
+        if comparison is not None and comparison.helps(None):
+            return self._go_back(finding, ways_back, comparison)
+        if comparison is None and not self.state.bad_batches:
+            return self._climb(finding, ways_back)
+        self.state.bad_batches += 1
+        message = f"{finding.message}, whatever the weights"
+        action = "skip" if self.state.bad_batches <= BAD_BATCHES else "stop"
+        self.ladder.skips += action == "skip"
+        return self._decision(action, replace(finding, message=message), ways_back)
+
+    def _decide_on_gradients(self, finding: Finding, ways_back: Mapping[str, int], compare: Compare) -> Decision:
+        """Large gradients that stay: alone they are no reason to go back."""
+        comparison = compare()
+        if comparison is not None and comparison.helps(self.watch.lowest):
+            return self._go_back(finding, ways_back, comparison)
+        return self._new_level(finding, comparison)
+
+    def _climb(self, finding: Finding, ways_back: Mapping[str, int], cut: bool = True) -> Decision:
+        action = self.ladder.climb(finding.cause, ways_back, cut)
+        if finding.cause == "spike" and action != "skip":
+            finding = replace(finding, cause="divergence")  # a spike that stays
+        return self._decision(action, finding, ways_back)
+
+    def _go_back(self, finding: Finding, ways_back: Mapping[str, int], comparison: Comparison | None) -> Decision:
+        """Roll back, because the comparison says that it helps; the first time that data did it, at the same rate."""
+        assert comparison is not None
+        was_soon = self.ladder.rollbacks > 0 and self.state.steps - self.state.quiet_since <= SOON
+        cause = finding.cause if finding.cause == "non_finite" else "divergence"
+        more = {"loss_now": comparison.present, "loss_before": comparison.before}
+        told = replace(finding, message=f"{finding.message}; {comparison.words}", evidence=finding.evidence | more)
+        decision = self._climb(replace(told, cause="divergence"), ways_back, not self.doubt.began_with_data or was_soon)
+        return replace(decision, finding=replace(told, cause=cause))
+
+    def _new_level(self, finding: Finding, comparison: Comparison | None) -> Decision:
+        self.watch.new_level()
+        self.doubt.end()
+        self.ladder.step_taken()
+        if comparison is not None:
+            finding = replace(finding, message=f"{finding.message}; {comparison.words}")
+        decision = self._decision("go_on", finding, {})
+        self.state.incident = None
+        return decision
+
     def go_back(self, action: str) -> None:
         """Judge the run afresh from here on: it is put back to a snapshot by a "rollback" or a "restart"."""
         self.watch.start_afresh()
+        self.doubt.end()
+        self.state.bad_batches = 0
         self.state.quiet_since = self.state.steps
         self.state.restarted |= action == "restart"
 
@@ -182,14 +261,19 @@ class Rescue:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, factor, baselines, and whether the run is healthy, plain."""
-        parts = {"ladder": self.ladder.state_dict(), "watch": self.watch.state_dict()}
+        parts = {"ladder": self.ladder.state_dict(), "watch": self.watch.state_dict(), "doubt": self.doubt.state_dict()}
         return {**asdict(self.state), "healthy": self.is_healthy, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a run stood; other keys are ignored."""
-        self.state = State(**{name: state[name] for name in asdict(self.state)})
+        self.state = State(**{name: state[name] for name in asdict(self.state) if name in state})
         self.ladder.load_state_dict(state["ladder"])
         self.watch.load_state_dict(state["watch"])
+        self.doubt.load_state_dict(state.get("doubt", {}))
+
+    @property
+    def _is_skipped_out(self) -> bool:
+        return self.ladder.skips_in_a_row >= self.ladder.limits.max_skips
 
     @property
     def _has_just_gone_back(self) -> bool:
@@ -199,7 +283,8 @@ class Rescue:
     def _accept(self) -> Decision:
         state, ladder = self.state, self.ladder
         ladder.step_taken()
-        state.incident, state.reported = None, 0
+        self.doubt.end()
+        state.incident, state.reported, state.bad_batches = None, 0, 0
         if self.recovery_steps is not None:
             ladder.recover(self.recovery_steps - (state.steps - state.quiet_since) + 1)
         return self._now("accept")

@@ -3,12 +3,13 @@
 Four causes, each with a rule of its own and its evidence::
 
     non_finite   a loss or a gradient that is NaN or infinite
-    spike        one loss far above all recent ones, or one gradient norm ten times their largest
+    spike        one gradient norm ten times the largest of 256 steps, or one loss far above all recent ones
     divergence   the median loss gives back half of the progress it had made
     stall        no spike and no NaN: some blocks receive no gradient any more (see :mod:`.stall`)
 
 Two more are harmless: ``absent``, a step without loss and gradient, and ``overflow``, a non-finite step that a
-GradScaler skips by itself. Rules hold little state, all plain data. What they flag never enters their baseline.
+GradScaler skips by itself. Rules hold little state, all plain data. What they flag never enters their baseline,
+unless it is accepted after all. A high loss is doubtful: other data would look the same (:mod:`.counterfactual`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.stall import StallRule
 
 WINDOW = 16
-"""Accepted steps that a baseline is made of. Before it is full, the rule for early steps holds."""
+"""Accepted losses that a baseline is made of. Before it is full, the rule for early steps holds."""
+NORMS, FIRST_NORMS = 256, 3
+"""Accepted gradient norms that a limit is made of, and how many it needs: long, so that rare large ones are known."""
 SCALER_PATIENCE = 20
 """Non-finite steps in a row that a GradScaler may need to find its scale."""
 
@@ -48,10 +51,12 @@ class SpikeRule:
     .. math:: \max + \max(1.5 \cdot \text{range},\ 6 \sigma,\ 0.1 \, |\text{median}|,\ 0.1 \cdot \text{progress})
 
     where sigma is 1.4826 x the median absolute deviation, and progress = first loss - lowest median.
-    The rule is shift-invariant but for one term, so it holds for losses that are negative or near zero. A gradient norm
-    is a spike above 10 x the largest of the 16. Before there are 16, a loss must be above the largest so far by its
-    size and by three times the range so far, *and* the gradient norm 1.5 times the last one (1.6 times in the first
-    three steps, which have no range to go by).
+    The rule is shift-invariant but for one term, so it holds for losses that are negative or near zero. Before there
+    are 16, a loss must be above the largest so far by its size and by three times the range so far, *and* the gradient
+    norm 1.5 times the last one (1.6 times in the first three steps, which have no range to go by).
+
+    A gradient norm is a spike above 10 x the largest of the last 256: of 138,000 steps of healthy runs, heavy tails and
+    batches of one sample among them, none (``benchmarks/zoo``).
     """
 
     def __init__(self) -> None:
@@ -62,7 +67,7 @@ class SpikeRule:
 
     def judge(self, observation: Observation) -> Finding | None:
         """Return a finding, or None; changes nothing."""
-        return self._judge_loss(observation.loss, observation.grad_norm) or self._judge_gradient(observation.grad_norm)
+        return self._judge_gradient(observation.grad_norm) or self._judge_loss(observation.loss, observation.grad_norm)
 
     def _loss_limit(self) -> float:
         largest, spread = max(self.losses), max(self.losses) - min(self.losses)
@@ -76,7 +81,7 @@ class SpikeRule:
     def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baseline."""
         loss = observation.loss
-        self.norms = [*self.norms, observation.grad_norm][-WINDOW:]
+        self.norms = [*self.norms, observation.grad_norm][-NORMS:]
         if loss is not None:
             self.losses = [*self.losses, loss][-WINDOW:]
             self.first = loss if self.first is None else self.first
@@ -97,13 +102,15 @@ class SpikeRule:
         if self._is_early() and not grad_norm > (1.5 if len(self.losses) >= 3 else 1.6) * self.norms[-1]:
             return None
         message = f"the loss, {loss:.4g}, is above {limit:.4g}, the limit from the last {len(self.losses)} steps"
-        return Finding("spike", message, {"loss": loss, "limit": limit, "grad_norm": grad_norm})
+        evidence = {"loss": loss, "limit": limit, "grad_norm": grad_norm}
+        return Finding("spike", message, evidence, doubtful=True)
 
     def _judge_gradient(self, grad_norm: float) -> Finding | None:
         limit = 10 * max(self.norms, default=0.0)
-        if len(self.norms) < WINDOW or not grad_norm > limit > 0:
+        if len(self.norms) < FIRST_NORMS or not grad_norm > limit > 0:
             return None
-        message = f"the gradient norm, {grad_norm:.4g}, is above {limit:.4g}, ten times the largest of {WINDOW} steps"
+        count = len(self.norms)
+        message = f"the gradient norm, {grad_norm:.4g}, is above {limit:.4g}, ten times the largest of {count} steps"
         return Finding("spike", message, {"grad_norm": grad_norm, "limit": limit})
 
 
@@ -130,7 +137,8 @@ class DivergenceRule:
         if rise <= max(0.5 * progress, 0.2 * abs(self.lowest), 2 * self.noise):
             return None
         message = f"the median loss is {level:.4g}, up from {self.lowest:.4g} at its lowest"
-        return Finding("divergence", message, {"level": level, "lowest_level": self.lowest, "first_loss": self.first})
+        evidence = {"level": level, "lowest_level": self.lowest, "first_loss": self.first}
+        return Finding("divergence", message, evidence, doubtful=True)
 
     def accept(self, observation: Observation) -> None:
         """Let a healthy step into the baseline."""
@@ -194,6 +202,21 @@ class Watch:
         """Let a healthy step into the baselines."""
         self.spike.accept(observation)
         self.divergence.accept(observation)
+
+    @property
+    def lowest(self) -> float | None:
+        """The best level of the loss so far; None while there is none."""
+        levels = [level for level in (self.spike.lowest, self.divergence.lowest) if level is not None]
+        return min(levels, default=None)
+
+    def is_grave(self, finding: Finding) -> bool:
+        """Whether a rise of the loss loses more than half of the progress again, above where the run began."""
+        first, lowest = self.spike.first, self.lowest
+        value = finding.evidence.get("loss", finding.evidence.get("level"))
+        if first is None or value is None:
+            return True
+        progress = 0.0 if lowest is None else max(0.0, first - lowest)
+        return value > first + 0.5 * progress
 
     def new_level(self) -> None:
         """Take the losses from here on as the baseline."""

@@ -133,6 +133,20 @@ class Snapshot:
         trainable = (name for name, parameter in live.parameters.items() if parameter.requires_grad)
         return tuple(name for name in trainable if Key("parameter", name) not in fitting)
 
+    @torch.no_grad()
+    def put_weights(self, module: nn.Module, optimizers: Sequence[Any]) -> None:
+        """Put back the weights that are trained now, and nothing else: no buffer, no frozen weight, no moment."""
+        self._check()
+        live = LiveState(module, optimizers, names=self._names)
+        self._wait()
+        trained = {name for name, parameter in live.parameters.items() if parameter.requires_grad}
+        fitting = [
+            (live.entries[key], saved)
+            for key, saved in self._entries.items()
+            if key.kind == "parameter" and key.name in trained and _fits(saved, live.entries.get(key))
+        ]
+        _copy([tensor for tensor, _ in fitting], [saved for _, saved in fitting])
+
     @property
     def bytes(self) -> int:
         """Memory held, in bytes."""

@@ -15,6 +15,9 @@ from lightning_norms.rescue.live_state import LiveState
 from lightning_norms.rescue.optimizer_parts import unreachable_state
 from lightning_norms.rescue.snapshot import Snapshot
 
+FIRST_STEPS = 10
+"""Steps to the first snapshot after the start, whose loss may be as high as a ruined run's."""
+
 
 class SnapshotKeeper:
     """Keeps the start and one healthy snapshot of a run.
@@ -77,8 +80,11 @@ class SnapshotKeeper:
                 )
 
     def is_due(self, step: int) -> bool:
-        """Whether a healthy run should be kept again at ``step``."""
-        return self.healthy is None or step - self.healthy.step >= self._every_n_steps
+        """Whether a healthy run is to be kept again: every n steps, and in the beginning at steps 10, 20, 40, ..."""
+        if self.healthy is None:
+            return True
+        last = self.healthy.step
+        return step - last >= self._every_n_steps or max(FIRST_STEPS, 2 * last) <= step < last + self._every_n_steps
 
     def step_taken(self, step: int) -> None:
         """Let go of the start when the time for it is over."""
