@@ -11,6 +11,8 @@ from lightning_norms.rescue.finding import Finding
 
 PATIENCE = 16
 """Doubtful steps in a row that may pass before the new level of the loss is accepted."""
+FIRST_STEPS = 3
+"""Doubtful steps in a row that pass while there is no snapshot but the start."""
 TAKE, GO_BACK, NEW_LEVEL, UNKNOWN = "take", "go back", "new level", "unknown"
 
 Compare = Callable[[], Comparison | None]
@@ -39,13 +41,16 @@ class Doubt:
     steps: int = 0
     began_with_data: bool = False
 
-    def weigh(self, finding: Finding, compare: Compare, lowest: float | None) -> tuple[str, Comparison | None]:
+    def weigh(
+        self, finding: Finding, compare: Compare, lowest: float | None, is_grave: bool = True
+    ) -> tuple[str, Comparison | None]:
         """Return what follows from a doubtful finding, and the comparison if there was one.
 
         Args:
             finding: of the present step.
             compare: two passes over the present batch; asked at the 1st, 2nd, 4th, 8th, ... step of a row.
             lowest: the best level of the loss so far.
+            is_grave: whether the loss is far above the one that the run began with.
         """
         self.steps += 1
         is_power_of_two = self.steps & (self.steps - 1) == 0
@@ -54,13 +59,13 @@ class Doubt:
         comparison = compare()
         if comparison is None:
             return UNKNOWN, None
+        is_level = finding.cause == "divergence"
         if comparison.helps(lowest):
-            return GO_BACK, comparison
+            return (GO_BACK if is_level or is_grave or self.steps > 1 else TAKE), comparison
         if comparison.step == 0:  # the start may be as bad as a ruined run
-            return UNKNOWN, comparison
+            return (UNKNOWN if is_level or self.steps > FIRST_STEPS else TAKE), comparison
         self.began_with_data |= self.steps == 1
-        is_over = finding.cause == "divergence" or self.steps >= PATIENCE
-        return (NEW_LEVEL if is_over else TAKE), comparison
+        return (NEW_LEVEL if is_level or self.steps >= PATIENCE else TAKE), comparison
 
     def end(self) -> None:
         """A step without doubt."""

@@ -20,7 +20,7 @@ from lightning_norms.checks import check_whole
 from lightning_norms.measuring.observation import Observation
 from lightning_norms.metrics import FALLBACK, SPIKE_SCORE
 from lightning_norms.rescue.counterfactual import Comparison
-from lightning_norms.rescue.doubt import GO_BACK, NEW_LEVEL, TAKE, UNKNOWN, Compare, Doubt
+from lightning_norms.rescue.doubt import GO_BACK, NEW_LEVEL, UNKNOWN, Compare, Doubt
 from lightning_norms.rescue.events import Event
 from lightning_norms.rescue.finding import Finding
 from lightning_norms.rescue.ladder import Ladder, Limits
@@ -182,14 +182,15 @@ class Rescue:
         return self._decision(self.ladder.climb("divergence", ways_back), finding, ways_back)
 
     def _decide_in_doubt(self, finding: Finding, ways_back: Mapping[str, int], compare: Compare) -> Decision:
-        verdict, comparison = self.doubt.weigh(finding, compare, self.watch.lowest)
+        is_grave = self.watch.is_grave(finding)
+        verdict, comparison = self.doubt.weigh(finding, compare, self.watch.lowest, is_grave)
         if verdict == GO_BACK:
             return self._go_back(finding, ways_back, comparison)
-        if verdict == UNKNOWN and self.watch.is_grave(finding):
+        if verdict == UNKNOWN and is_grave:
             return self._climb(finding, ways_back)
         if verdict == NEW_LEVEL or finding.cause == "divergence":
             return self._new_level(finding, comparison)
-        return self._now("take", finding=finding, trusts_weights=verdict == TAKE and self.doubt.steps == 1)
+        return self._now("take", finding=finding, trusts_weights=self.doubt.began_with_data and self.doubt.steps == 1)
 
     def _decide_on_bad_loss(self, finding: Finding, ways_back: Mapping[str, int], compare: Compare) -> Decision:
         comparison = compare() if self.state.bad_batches == 0 or self._is_skipped_out else None
