@@ -22,7 +22,12 @@ GLITCHES = {"glitch": 10.0, "large glitch": 300.0}
 
 
 class Learner(Module):
-    """Learns x -> (3x + 1) mod 11, with a fifth of surprises; ``faults`` are {optimizer step: kind}."""
+    """Learns x -> (3x + 1) mod 11, with a fifth of surprises; ``faults`` are {optimizer step: kind}.
+
+    A fault depends on the step, and would come back in a replay: what a comparison says is tested by itself.
+    """
+
+    can_replay_step = False
 
     def __init__(self, faults=(), layers=2, decoder=None, learning_rate=1e-2, **options):
         super().__init__(decoder or seeded(lambda: Decoder(layers)), learning_rate, **options)
@@ -63,6 +68,7 @@ class Faulty(Scheduled):
     """The recording module of the warmup tests; NaN at some steps."""
 
     bad = ()
+    can_replay_step = False
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
