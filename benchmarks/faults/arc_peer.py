@@ -25,7 +25,7 @@ class ControllerCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from arc import Controller, ControllerConfig
+        from arc import Controller, ControllerConfig  # type: ignore[import-not-found]
 
         schedules = trainer.lr_scheduler_configs
         scaled = str(trainer.precision).startswith("16")  # as arc's own callback for Lightning does
@@ -55,7 +55,10 @@ def _guard(callback: Any) -> Guard:
         done = {"rollback": controller.total_rollbacks, "skip": controller.total_skips} if controller else {}
         return {name: count for name, count in done.items() if count}
 
-    return Guard([callback], counts=counts, flagged=lambda: bool(callback.controller and callback.controller.unrecoverable))
+    def flagged() -> bool:
+        return callback.controller is not None and bool(callback.controller.unrecoverable)
+
+    return Guard([callback], counts=counts, flagged=flagged)
 
 
 def controller_guard() -> Guard:
@@ -65,7 +68,7 @@ def controller_guard() -> Guard:
 
 def callback_guard() -> Guard:
     """The callback for Lightning."""
-    from arc.api.integrations import LightningCallback
+    from arc.api.integrations import LightningCallback  # type: ignore[import-not-found]
 
     warnings.filterwarnings("ignore", module="arc")
     return _guard(LightningCallback(verbose=False))

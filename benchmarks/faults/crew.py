@@ -34,10 +34,11 @@ class Worker:
     """One process that does a run at a time."""
 
     def __init__(self, python: str) -> None:
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "cwd": ROOT}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [python, "-W", "ignore", "-m", "benchmarks.faults.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **options,
         )  # fmt: skip
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Fault:
         number, rest = divmod(step - self.first, self.every)
         return number >= 0 and rest == 0 and (self.times is None or number < self.times)
 
-    def before_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def before_batch(self, module: Any, optimizer: Optimizer) -> None:
         """Spoil weights, moments or the rate between two steps."""
 
     def spoil_batch(self, batch: Any, step: int) -> Any:
@@ -51,7 +51,7 @@ class Fault:
     def spoil_gradients(self, module: LightningModule) -> None:
         """Spoil gradients after the backward pass."""
 
-    def after_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def after_batch(self, module: Any, optimizer: Optimizer) -> None:
         """Take back what lasts for one step only."""
 
 
@@ -74,7 +74,7 @@ class WeightsBecome(Fault):
     everywhere: bool = False
 
     @override
-    def before_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def before_batch(self, module: Any, optimizer: Optimizer) -> None:
         weights = list(module.parameters())
         with torch.no_grad():
             for weight in weights if self.everywhere else [_middle(weights)]:
@@ -88,7 +88,7 @@ class MomentBecomes(Fault):
     moment: str
 
     @override
-    def before_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def before_batch(self, module: Any, optimizer: Optimizer) -> None:
         state = optimizer.state[_middle(list(module.parameters()))]
         if self.moment in state:  # a restart leaves Adam without moments
             state[self.moment].fill_(math.nan)
@@ -102,13 +102,13 @@ class RateBecomes(Fault):
     stays: bool = False
 
     @override
-    def before_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def before_batch(self, module: Any, optimizer: Optimizer) -> None:
         module.planned_rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = self.rate
 
     @override
-    def after_batch(self, module: LightningModule, optimizer: Optimizer) -> None:
+    def after_batch(self, module: Any, optimizer: Optimizer) -> None:
         for group, planned in zip(optimizer.param_groups, module.planned_rates, strict=True):
             if not self.stays and group["lr"] == self.rate:  # else somebody has set it
                 group["lr"] = planned
@@ -174,10 +174,10 @@ class Faulty(LightningModule):
             fault.before_batch(self, self.trainer.optimizers[0])
 
     @override
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         for fault in self._due:
             batch = fault.spoil_batch(batch, self.global_step)
-        loss: Tensor = super().training_step(batch, batch_idx)
+        loss: Any = super().training_step(batch, batch_idx)  # a tensor
         for fault in self._due:
             loss = fault.spoil_loss(loss)
         return loss

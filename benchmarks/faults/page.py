@@ -1,2 +1,4 @@
 """stub"""
+
+
 def write_page(path, store, rows): ...

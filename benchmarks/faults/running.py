@@ -58,7 +58,7 @@ def _updates(optimizer: Optimizer) -> int:
 def to_plain(ending: Ending) -> dict[str, Any]:
     """For JSON, where a number that is not finite is None."""
     plain = dataclasses.asdict(ending)
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in plain.items()}
+    return plain | {key: None for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)}
 
 
 def from_plain(plain: dict[str, Any]) -> Ending:

@@ -42,7 +42,7 @@ class Store:
     def keys(self) -> set[Key]:
         """Row, column, seed and versions of all records."""
         names = ("row", "column", "seed", "row_version", "column_version")
-        return {tuple(record[name] for name in names) for record in self.records}  # type: ignore[misc]
+        return {tuple(record[name] for name in names) for record in self.records}
 
     def endings(self, row: Row, column: str, seeds: Sequence[int]) -> dict[int, Ending]:
         """Seed -> the newest ending of the row as its code is now."""

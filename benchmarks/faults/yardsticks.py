@@ -31,6 +31,6 @@ def held_out(kind: Kind, seed: int, run: Run) -> float:
     return fmean(losses)
 
 
-def last_training_losses(kind: Kind, seed: int, run: Run) -> float:
+def last_training_losses(kind: Kind, seed: int, run: Run) -> float:  # noqa: ARG001 - as every yardstick
     """Mean training loss of the last ten steps; NaN where weights are not finite."""
     return fmean(run.losses[-LAST:]) if run.finite and run.losses else math.nan
