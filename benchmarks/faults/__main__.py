@@ -48,6 +48,7 @@ def main() -> None:
         for number, (task, ending) in enumerate(run_all(tasks, options.jobs), 1):
             store.add(task, ending)
             print(f"{number}/{len(tasks)} {time.monotonic() - start:5.0f} s  {_line(task, ending)}", flush=True)
+        store.compact()
     if options.results == HERE / "results.jsonl":
         write_page(HERE / "README.md", store, ROWS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import eight, transient
+from benchmarks.faults import eight, healthy, organic, transient
 from benchmarks.faults.rows import Row
 
-ROWS: tuple[Row, ...] = (*transient.ROWS, *eight.ROWS)
+ROWS: tuple[Row, ...] = (*transient.ROWS, *eight.ROWS, *organic.ROWS, *healthy.ROWS)

@@ -17,7 +17,7 @@ TWIN = "twin"
 
 
 class Store:
-    """A file of endings, newest last; it only grows.
+    """A file of endings, newest last.
 
     Args:
         path: of the file; made when the first run ends.
@@ -25,8 +25,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.records = _read(path)
 
     def add(self, task: dict[str, Any], ending: dict[str, Any]) -> None:
         """Keep an ending, in memory and on disk; a broken run is told on the console only, and tried again."""
@@ -38,6 +37,12 @@ class Store:
         self.records.append(record)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def compact(self) -> None:
+        """Leave only the newest ending of each row, column and seed in the file, in a fixed order."""
+        newest = {(record["row"], record["column"], record["seed"]): record for record in _read(self.path)}
+        self.records = [newest[key] for key in sorted(newest)]
+        self.path.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
 
     def keys(self) -> set[Key]:
         """Row, column, seed and versions of all records."""
@@ -58,6 +63,10 @@ class Store:
         """What the newest results of a column were made with."""
         versions = [record["column_version"] for record in self.records if record["column"] == column]
         return versions[-1] if versions else None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 def plan(
